@@ -1,0 +1,384 @@
+"""The shared vocabulary: what a request asks, what a drafter offers, what a pass takes and returns.
+
+Nothing here computes. Every other package may import this one; it imports only `errors`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import RequestError, suggest
+
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+FinishReason = Literal["stop", "length", "abort"]
+
+ROOT = -1
+"""Parent of a draft node that follows directly on the committed text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request is sampled. Names and meanings follow vLLM and the OpenAI API.
+
+    The processors run in this order, on each position alone: repetition penalty, frequency and
+    presence penalty, logit_bias, min_tokens (bans stop tokens), temperature, top_k, top_p, min_p.
+
+    Attributes:
+        temperature: 0 means greedy; ties go to the lowest id.
+        top_k: keep the k likeliest tokens; 0 or -1 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches top_p; 1 keeps all.
+        min_p: drop tokens less likely than min_p times the likeliest.
+        seed: key of the position noise. None draws one and reports it in the result.
+        max_tokens: cap on generated tokens; None means up to the context limit.
+        min_tokens: stop tokens cannot be sampled before this many tokens were generated.
+        stop: strings that end the text; the text is cut before the one that completes first.
+        stop_token_ids: token ids that end the text, besides the model's own end-of-generation ids.
+        ignore_eos: do not end at the model's own end-of-generation ids.
+        presence_penalty: subtracted once from the logit of each token already generated.
+        frequency_penalty: subtracted once per occurrence among the generated tokens.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
+        logit_bias: added to the logits of these token ids.
+        logprobs: None for none, else how many of the likeliest alternatives to report per token.
+        n: independent completions of one prompt; completion i uses seed + i.
+        verification: "coupled" compares drafts with the target's own sample (same bytes as plain
+            decoding); "rejection" is textbook rejection sampling (same distribution, other bytes).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    n: int = 1
+    verification: Literal["coupled", "rejection"] = "coupled"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        _check("temperature", self.temperature, 0.0, 100.0)
+        _check("top_k", self.top_k, -1, 2**31 - 1)
+        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        _check("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _check("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        _check("seed", self.seed, -(2**63), 2**64 - 1)
+        _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check("logprobs", self.logprobs, 0, 100)
+        _check("n", self.n, 1, 128)
+        for token, bias in self.logit_bias.items():
+            _check(f"logit_bias[{token}]", bias, -1e4, 1e4)
+        if any(not s for s in self.stop):
+            raise RequestError("stop holds an empty string", "remove it; every text contains the empty string")
+        if self.verification not in ("coupled", "rejection"):
+            raise RequestError(f"verification is {self.verification!r}", "use 'coupled' or 'rejection'")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", "lower min_tokens"
+            )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from outside input; an unknown name is refused with a suggestion."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise RequestError(f"unknown sampling parameter {name!r}", suggest(name, known))
+        return cls(**values)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _check(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise RequestError(f"{name} is {value!r}, not a number", f"give a number from {low} to {high}")
+    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        bounds = f"{'above' if open_low else 'from'} {low} to {high}"
+        raise RequestError(f"{name} is {value}", f"give a value {bounds}")
+
+
+@dataclass(slots=True)
+class Context:
+    """What a drafter may look at: one request's committed text.
+
+    Attributes:
+        request: identity of the request, never reused within a process.
+        tokens: prompt and committed output, grown in place by the engine; drafters only read it.
+        prompt_length: how many of `tokens` are prompt.
+        prediction: text that the caller expects the output to resemble, as token ids.
+        temperature: the request's sampling temperature.
+    """
+
+    request: int
+    tokens: list[int]
+    prompt_length: int
+    prediction: Sequence[int] = ()
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of guessed tokens. A chain is a tree without branches.
+
+    Attributes:
+        tokens: [n] guessed token ids.
+        parents: [n] index of each node's parent, ROOT for children of the committed text;
+            parents[i] < i always. Siblings carry different tokens.
+        chances: [n] calibrated probability that the target takes the node, given that it took the parent.
+        sources: [n] name of the drafter that offered each node.
+        buckets: [n] the drafter's own label of each node, handed back in `Outcome` so that it can learn.
+        probs: [n, vocab] distribution each node was drawn from; None means one-hot. Only rejection
+            sampling reads it.
+    """
+
+    tokens: Ids
+    parents: Ids
+    chances: Floats
+    sources: tuple[str, ...]
+    buckets: Ids
+    probs: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(
+        cls, tokens: Sequence[int], chances: Sequence[float], source: str, buckets: Sequence[int] | None = None
+    ) -> Draft:
+        n = len(tokens)
+        return cls(
+            np.asarray(tokens, np.int32),
+            np.arange(-1, n - 1, dtype=np.int32),
+            np.asarray(chances, np.float32),
+            (source,) * n,
+            np.zeros(n, np.int32) if buckets is None else np.asarray(buckets, np.int32),
+        )
+
+    @classmethod
+    def empty(cls) -> Draft:
+        return cls.chain((), (), "")
+
+    def path_chances(self) -> Floats:
+        """Probability of each node being reached and taken: the product of chances from the root."""
+        path = self.chances.copy()
+        for i, parent in enumerate(self.parents):
+            if parent != ROOT:
+                path[i] *= path[parent]
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a checked draft.
+
+    Attributes:
+        draft: the nodes that were checked in the pass.
+        path: indices of the accepted nodes, root first; each is a child of the one before.
+        committed: token ids committed by this step: accepted ones, then the bonus or correction.
+    """
+
+    draft: Draft
+    path: tuple[int, ...]
+    committed: tuple[int, ...]
+
+    def tested(self) -> list[tuple[int, bool]]:
+        """(node, accepted) for every node whose parent was accepted: the ones the target decided on.
+
+        A node behind a rejected parent is censored: nothing was learnt about it.
+        """
+        reached = {ROOT, *self.path}
+        accepted = set(self.path)
+        return [(i, i in accepted) for i, p in enumerate(self.draft.parents.tolist()) if p in reached]
+
+
+class Drafter(Protocol):
+    """Guesses tokens. One file each, one row in `drafters.registry`.
+
+    A drafter never sees sampled noise or logits of the target, and never changes text: a wrong guess
+    costs time only. All methods are called from one thread.
+    """
+
+    name: str
+
+    def propose(self, context: Context, budget: int) -> Draft:
+        """Offer at most `budget` nodes; an empty draft is always fine. Must not change `context`."""
+        ...
+
+    def commit(self, context: Context, outcome: Outcome | None) -> None:
+        """Follow `context.tokens` to its present end, and learn from `outcome` (None after prefill,
+        or when nothing was drafted). Called after every step, also while speculation is off."""
+        ...
+
+    def forget(self, context: Context) -> None:
+        """The request is over; keep only what may serve later requests."""
+        ...
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of one pass of the target, over any number of sequences.
+
+    Attributes:
+        tokens: [R] token ids.
+        positions: [R] absolute positions: they turn rope and key the noise.
+        slots: [R] where the row's KV goes within its sequence. slot == position, except for siblings in a
+            tree, which take the next free slots.
+        parents: [R] row index of the parent, for draft-tree rows; ROOT for every row that sees all slots
+            below its own position. A row whose parents chain up to row t sees the slots below position(t),
+            the slots of its ancestors, and itself.
+        sequences: [R] index into `tables`.
+        tables: [S, P] page ids of each sequence, as given by the KV cache.
+        wanted: [W] row indices whose output is needed, ascending.
+        logits: whether `Output.logits` is needed; otherwise only argmax is computed.
+    """
+
+    tokens: Ids
+    positions: Ids
+    slots: Ids
+    parents: Ids
+    sequences: Ids
+    tables: Ids
+    wanted: Ids
+    logits: bool
+
+
+@dataclass(slots=True)
+class Output:
+    """What a pass returns for the wanted rows.
+
+    Attributes:
+        argmax: [W] likeliest token of each wanted row, lowest id on ties.
+        logits: [W, vocab] float32, or None when not asked. Valid until the next pass.
+    """
+
+    argmax: Ids
+    logits: Floats | None
+
+
+class Target(Protocol):
+    """A model that checks drafts. `models.target` implements it over native code, tests over stubs."""
+
+    vocab_size: int
+    context_limit: int
+    max_rows: int
+    page_size: int
+    pages: int
+
+    def forward(self, rows: Rows) -> Output:
+        """Run one pass; writes the rows' KV to their slots. Row values never depend on other rows."""
+        ...
+
+    def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy KV from slot to slot of one sequence (compaction of an accepted tree path).
+
+        Copies happen in order; sources[i] >= targets[i] and both ascend.
+        """
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a whole page (copy-on-write of a shared prefix)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one emitted token under the model (raw logits, before any processor)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds of one request; prefill and decode apart. Decode excludes the token that prefill yields."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    time_to_first_token_s: float = 0.0
+
+
+@dataclass(slots=True)
+class DrafterStats:
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """What speculation did for one request. Definitions are the field's own.
+
+    Attributes:
+        passes: decode passes of the target (prefill excluded).
+        drafts: passes that checked at least one draft token.
+        drafted: draft tokens checked.
+        accepted: draft tokens kept.
+        accepted_per_position: how many passes kept their first i+1 draft tokens.
+        committed: tokens committed by decode passes, bonus and correction included.
+        by_drafter: the same two counts for each drafter.
+        off_reason: why nothing was drafted, or None if something was.
+    """
+
+    passes: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    committed: int = 0
+    by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
+    off_reason: str | None = None
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens committed per decode pass, bonus included; 1.0 when nothing was decoded."""
+        return self.committed / self.passes if self.passes else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(slots=True)
+class Completion:
+    """One finished text.
+
+    Attributes:
+        token_sources: for each token, the drafter that guessed it, or "" when the target wrote it itself.
+        seed: the seed in effect, also when it was drawn for the caller.
+        stop_reason: the stop string or stop token id that ended the text, None otherwise.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    timings: Timings
+    speculation: SpeculationStats
+    seed: int
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    token_sources: list[str] = field(default_factory=list)

@@ -1,0 +1,56 @@
+"""Everything a user can cause. Each error carries one message and one hint: the next step.
+
+A message names the value and the limit it broke. `assert` elsewhere in the package means a bug of
+ours; anything that a prompt, a file, a flag or a machine can cause is raised from here.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of all errors meant for users.
+
+    Args:
+        message: what is wrong, with the value and the limit.
+        hint: what to do next; shown on a line of its own.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(PacelineError):
+    """A flag, option or argument that cannot mean anything; exit code 2."""
+
+    exit_code = 2
+
+
+class ModelFileError(PacelineError):
+    """A model file that is damaged, truncated or hostile."""
+
+
+class UnsupportedModelError(PacelineError):
+    """A sound model file that asks for something Paceline does not have; names it."""
+
+
+class RequestError(PacelineError):
+    """A request that cannot be served as asked: prompt too long, bad sampling value, bad template input."""
+
+
+class ResourceError(PacelineError):
+    """The machine cannot do it: memory, disk, CPU features, network."""
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """Return a hint that offers the nearest of `known` to a misspelt `word`."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
