@@ -1,0 +1,71 @@
+# Two commands are the whole set-up: `make demo` and `make test`. Python 3.11+, a C++20 compiler and make.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+PY := $(VENV)/bin/python
+ORACLES := .venv-oracles
+NATIVE := $(shell find native -type f)
+
+.PHONY: build model demo test test-oracles lint format bench sanitize clean
+
+build: $(VENV)/.built
+
+$(VENV)/.dependencies: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Paceline needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade "pip>=25.1"
+	$(PY) -m pip install --quiet --group dev
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.dependencies $(NATIVE)
+	$(PY) -m pip install --quiet --no-build-isolation --editable .
+	@touch $@
+
+model: build
+	$(PY) -m paceline pull smollm2
+
+demo: model
+	$(PY) -m paceline demo
+
+test: lint model
+	$(PY) -m pytest
+
+# torch and the peers it compares with live outside the development environment; the package itself is
+# the one that `build` made. LLAMA= leaves out llama.cpp, which pip compiles for about ten minutes.
+LLAMA ?= --group oracle-llama
+$(ORACLES)/.ready: $(VENV)/.built
+	$(PYTHON) -m venv $(ORACLES)
+	$(ORACLES)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(ORACLES)/bin/python -m pip install --quiet --group dev --group oracle $(LLAMA)
+	$(ORACLES)/bin/python -c 'import pathlib, sysconfig; \
+		pathlib.Path(sysconfig.get_path("purelib"), "paceline.pth").write_text(str(pathlib.Path("src").resolve()))'
+	@touch $@
+
+test-oracles: $(ORACLES)/.ready model
+	$(ORACLES)/bin/python -m pytest -m oracle
+
+lint: build
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: build
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: model
+	$(PY) -m paceline bench smollm2 --prompts benchmarks/prompts.jsonl --max-tokens 128
+
+sanitize: $(VENV)/.dependencies
+	for kind in address,undefined thread; do \
+		$(VENV)/bin/cmake -S native -B build/sanitize-$$kind -G Ninja -DPACELINE_SANITIZE=$$kind \
+			-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja && \
+		$(VENV)/bin/cmake --build build/sanitize-$$kind && \
+		$(VENV)/bin/ctest --test-dir build/sanitize-$$kind --output-on-failure || exit 1; \
+	done
+
+clean:
+	rm -rf build dist $(VENV) $(ORACLES) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src -name '*.so' -delete
