@@ -1,0 +1,19 @@
+"""Fixtures that every room's tests may ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.weights import hub
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real demo model, SmolLM2-135M-Instruct in Q4_1; fetched into the user's cache once."""
+    try:
+        return hub.resolve("smollm2")
+    except PacelineError as error:
+        pytest.fail(f"the demo model cannot be had: {error}", pytrace=False)
