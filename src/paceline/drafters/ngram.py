@@ -1,0 +1,126 @@
+"""Prompt lookup: what followed the last time the text ended like this?
+
+Source: prompt lookup decoding (Saxena 2023). The longest suffix of the text, from `longest` down to
+`shortest` tokens, that occurred before is found, its most recent occurrence taken, and what followed
+there is offered as a chain.
+"""
+
+from __future__ import annotations
+
+from paceline.core import Context, Draft, Outcome
+from paceline.drafters.calibration import Calibration, Luck
+from paceline.errors import UsageError
+
+_LONGEST_BUCKET = 24
+
+
+class NgramIndex:
+    """Most recent position of every n-gram of one text; a token is added in time O(longest).
+
+    An n-gram gets an entry only once its suffix one shorter has been seen twice, which keeps memory near
+    two entries per token of new text. Looks at `tokens`, which grows in place, and never changes it.
+    """
+
+    def __init__(self, tokens: list[int], shortest: int, longest: int) -> None:
+        self.tokens = tokens
+        self.shortest = shortest
+        self.longest = longest
+        self._after: dict[tuple[int, ...], int] = {}
+        self._seen = 0
+
+    def follow(self) -> None:
+        """Index what was appended to `tokens` since the last call."""
+        for i in range(self._seen, len(self.tokens)):
+            self._add(i)
+        self._seen = len(self.tokens)
+
+    def _add(self, i: int) -> None:
+        tokens, after = self.tokens, self._after
+        for n in range(self.shortest, min(self.longest, i) + 1):
+            key = tuple(tokens[i - n : i])
+            before = after.get(key)
+            after[key] = i
+            if before is None:
+                return
+            if n < self.longest and before > n:
+                after.setdefault(tuple(tokens[before - n - 1 : before]), before)
+
+    def find(self) -> tuple[int, int]:
+        """Return (n, position after it) of the longest known suffix's last occurrence; (0, 0) if none."""
+        tokens, end = self.tokens, len(self.tokens)
+        found = (0, 0)
+        for n in range(self.shortest, min(self.longest, end) + 1):
+            position = self._after.get(tuple(tokens[end - n :]))
+            if position is None:
+                break
+            found = (n, position)
+        return found
+
+
+class _Request:
+    __slots__ = ("index", "length", "luck", "offer")
+
+    def __init__(self, index: NgramIndex) -> None:
+        self.index = index
+        self.luck = Luck()
+        self.length = 0
+        self.offer: tuple[list[int], list[int]] = ([], [])
+
+
+class NgramDrafter:
+    """Chain from the most recent occurrence of the longest matching suffix within the request's own text."""
+
+    name = "ngram"
+
+    def __init__(self, *, shortest: int = 2, longest: int = 12) -> None:
+        if not 1 <= shortest <= longest <= 64:
+            raise UsageError(
+                f"ngram needs 1 <= min <= max <= 64, got min={shortest}, max={longest}",
+                "the defaults are min=2, max=12",
+            )
+        self.shortest = shortest
+        self.longest = longest
+        # A copied stretch tends to go on: the longer the match so far, the surer the next token.
+        self.calibration = Calibration([1.0 - 0.75 / (1.0 + 0.35 * n) for n in range(_LONGEST_BUCKET + 1)])
+        self._requests: dict[int, _Request] = {}
+
+    def propose(self, context: Context, budget: int) -> Draft:
+        request = self._follow(context)
+        request.offer = ([], [])
+        matched, start = request.index.find()
+        if matched == 0 or budget <= 0:
+            return Draft.empty()
+        tokens = context.tokens[start : start + budget]
+        buckets = [min(matched + depth, _LONGEST_BUCKET) for depth in range(len(tokens))]
+        request.offer = (tokens, buckets)
+        means, adjust = self.calibration.means, request.luck.adjust
+        return Draft.chain(tokens, [adjust(means[b]) for b in buckets], self.name, buckets)
+
+    def commit(self, context: Context, outcome: Outcome | None) -> None:  # noqa: ARG002
+        self._follow(context)
+
+    def forget(self, context: Context) -> None:
+        self._requests.pop(context.request, None)
+
+    def _follow(self, context: Context) -> _Request:
+        request = self._requests.get(context.request)
+        if request is None:
+            index = NgramIndex(context.tokens, self.shortest, self.longest)
+            request = self._requests[context.request] = _Request(index)
+        if request.length != len(context.tokens):
+            self._learn(request, context.tokens)
+            request.index.follow()
+            request.length = len(context.tokens)
+        return request
+
+    def _learn(self, request: _Request, tokens: list[int]) -> None:
+        guesses, buckets = request.offer
+        for position, (guess, bucket) in enumerate(zip(guesses, buckets, strict=True), request.length):
+            if position >= len(tokens):
+                break
+            hit = tokens[position] == guess
+            request.luck.record(request.luck.adjust(self.calibration.means[bucket]), hit)
+            self.calibration.record(bucket, hit)
+            if not hit:
+                break
+        request.offer = ([], [])

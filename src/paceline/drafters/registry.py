@@ -1,0 +1,137 @@
+"""Every drafter by name. Adding one is one file and one row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core import Drafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.errors import UsageError, suggest
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How to build one drafter.
+
+    Attributes:
+        build: the class or function that makes it; its keyword arguments are the options.
+        options: option name -> (keyword of `build`, conversion); several names may mean one keyword.
+        aliases: names of the same method in other engines.
+        shared: which of vocab_size and identity `build` takes.
+    """
+
+    build: Callable[..., Drafter]
+    options: Mapping[str, tuple[str, Callable[[Any], Any]]]
+    aliases: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+
+REGISTRY: dict[str, Row] = {
+    "ngram": Row(
+        NgramDrafter,
+        {
+            "min": ("shortest", int),
+            "max": ("longest", int),
+            "prompt_lookup_min": ("shortest", int),
+            "prompt_lookup_max": ("longest", int),
+        },
+        ("prompt-lookup", "pld", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"),
+    ),
+}
+
+_AUTO = ("ngram",)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What `speculate=` asked for.
+
+    Attributes:
+        drafters: in the order given; empty means off.
+        draft_length: exact number of draft tokens per pass where available; None lets the planner choose.
+    """
+
+    drafters: list[Drafter] = field(default_factory=list)
+    draft_length: int | None = None
+
+
+Spec = str | Mapping[str, Any]
+
+
+def configure(speculate: Spec | Sequence[Spec], *, vocab_size: int, identity: str = "") -> Speculation:
+    """Turn "off", "auto", one drafter or a list of them into drafters.
+
+    Args:
+        speculate: as the user gave it.
+        vocab_size: of the target; no drafter proposes ids outside it.
+        identity: of the model and its tokenizer; what is stored under one is never read under another.
+    """
+    if speculate == "off":
+        return Speculation()
+    specs: Sequence[Spec] = [speculate] if isinstance(speculate, str | Mapping) else speculate
+    drafters: list[Drafter] = []
+    length: int | None = None
+    for spec in specs:
+        name, options = _parse(spec)
+        if "num_speculative_tokens" in options:
+            length = _draft_length(options.pop("num_speculative_tokens"))
+        names = _AUTO if name == "auto" else (name,)
+        drafters += [
+            create({"method": each, **options}, vocab_size=vocab_size, identity=identity) for each in names
+        ]
+    return Speculation(drafters, length)
+
+
+def create(spec: Spec, *, vocab_size: int, identity: str = "") -> Drafter:
+    """Build one drafter from "name", "name:key=value,..." or {"method": name, key: value}."""
+    name, options = _parse(spec)
+    row = REGISTRY[_canonical(name)]
+    arguments: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in row.options:
+            raise UsageError(f"{name} has no option {key!r}", suggest(key, list(row.options)))
+        keyword, convert = row.options[key]
+        try:
+            arguments[keyword] = convert(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"option {key} of {name} is {value!r}", f"give a {convert.__name__}") from None
+    offers = {"vocab_size": vocab_size, "identity": identity}
+    return row.build(**arguments, **{key: offers[key] for key in row.shared})
+
+
+def names() -> list[str]:
+    return list(REGISTRY)
+
+
+def _canonical(name: str) -> str:
+    lowered = name.lower().replace("_", "-").strip("[]")
+    for known, row in REGISTRY.items():
+        if lowered == known or lowered in row.aliases:
+            return known
+    raise UsageError(f"there is no drafter {name!r}", suggest(lowered, [*REGISTRY, "auto", "off"]))
+
+
+def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
+    if isinstance(spec, Mapping):
+        options = dict(spec)
+        if not isinstance(name := options.pop("method", None), str):
+            raise UsageError("a drafter given as a mapping needs 'method'", f"known: {', '.join(REGISTRY)}")
+        return name, options
+    name, _, rest = spec.partition(":")
+    pairs = [item.partition("=") for item in rest.split(",") if item]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise UsageError(f"{spec!r} has {key!r} without a value", f"write {name}:{key}=VALUE")
+    return name, {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _draft_length(value: Any) -> int:
+    try:
+        length = int(value)
+    except (TypeError, ValueError):
+        length = 0
+    if not 1 <= length <= 64:
+        raise UsageError(f"num_speculative_tokens is {value!r}", "give a whole number from 1 to 64")
+    return length

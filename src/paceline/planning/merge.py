@@ -1,0 +1,77 @@
+"""Drafts of several drafters, made one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core import ROOT, Draft
+
+
+def merge(drafts: Sequence[Draft]) -> Draft:
+    """Merge trees that share prefixes; a node offered twice keeps its larger chance and that one's source.
+
+    Siblings exclude each other, so where independent drafters together claim more than certainty their
+    claims are scaled down to sum to one.
+    """
+    drafts = [draft for draft in drafts if len(draft)]
+    if len(drafts) <= 1:
+        return drafts[0] if drafts else Draft.empty()
+    index: dict[tuple[int, int], int] = {}
+    tokens: list[int] = []
+    parents: list[int] = []
+    chances: list[float] = []
+    sources: list[str] = []
+    buckets: list[int] = []
+    for draft in drafts:
+        place: list[int] = []
+        rows = zip(
+            draft.tokens.tolist(), draft.parents.tolist(), draft.chances.tolist(), draft.sources,
+            draft.buckets.tolist(), strict=True,
+        )  # fmt: skip
+        for token, parent, chance, source, bucket in rows:
+            above = parent if parent == ROOT else place[parent]
+            node = index.setdefault((above, token), len(tokens))
+            place.append(node)
+            if node == len(tokens):
+                tokens.append(token)
+                parents.append(above)
+                chances.append(chance)
+                sources.append(source)
+                buckets.append(bucket)
+            elif chance > chances[node]:
+                chances[node], sources[node], buckets[node] = chance, source, bucket
+    _share(parents, chances)
+    return Draft(
+        np.asarray(tokens, np.int32),
+        np.asarray(parents, np.int32),
+        np.asarray(chances, np.float32),
+        tuple(sources),
+        np.asarray(buckets, np.int32),
+    )
+
+
+def _share(parents: list[int], chances: list[float]) -> None:
+    claimed: dict[int, float] = {}
+    for parent, chance in zip(parents, chances, strict=True):
+        claimed[parent] = claimed.get(parent, 0.0) + chance
+    for i, parent in enumerate(parents):
+        if claimed[parent] > 1.0:
+            chances[i] /= claimed[parent]
+
+
+def select(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """Keep `nodes` (ascending, each with its ancestors) of a draft, in their order."""
+    if len(nodes) == len(draft):
+        return draft
+    new = {ROOT: ROOT, **{old: i for i, old in enumerate(nodes)}}
+    kept = np.asarray(nodes, np.intp)
+    return Draft(
+        draft.tokens[kept],
+        np.asarray([new[p] for p in draft.parents[kept].tolist()], np.int32),
+        draft.chances[kept],
+        tuple(draft.sources[i] for i in nodes),
+        draft.buckets[kept],
+        None if draft.probs is None else draft.probs[kept],
+    )
