@@ -1,0 +1,209 @@
+"""A target whose logits are a fixed function of the token history it finds in its own KV slots.
+
+Every slot stores one number, mixed from the token and the position written there. A row's history is the
+sum over the slots it may see, looked up through tables, slots and parents exactly as `core.Rows` says.
+A wrong slot, a stale row, a missed move or a bad page copy changes that sum, and with it the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core import ROOT, Floats, Ids, Output, Rows
+
+Hashes = NDArray[np.uint64]
+
+
+class Rule(Protocol):
+    """Logits as a function of the visible history."""
+
+    vocab_size: int
+
+    def logits(self, histories: Hashes, tokens: Ids, positions: Ids) -> Floats:
+        """[W, vocab] logits of rows with these history sums, own tokens and positions, all [W]."""
+        ...
+
+
+def mix(tokens: NDArray[np.integer], positions: NDArray[np.integer]) -> Hashes:
+    """What a slot stores: a 64-bit mix (splitmix64's finaliser) of token and position."""
+    x = tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x += (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class RandomRule:
+    """A random table indexed by the history: high entropy, nothing repeats by itself."""
+
+    def __init__(self, vocab_size: int, seed: int = 0, scale: float = 2.0) -> None:
+        self.vocab_size = vocab_size
+        self._table = (np.random.default_rng(seed).normal(size=(509, vocab_size)) * scale).astype(np.float32)
+
+    def logits(self, histories: Hashes, tokens: Ids, positions: Ids) -> Floats:
+        return self._table[(histories % np.uint64(len(self._table))).astype(np.intp)]
+
+
+class RepetitiveRule:
+    """Mostly a short cycle over the vocabulary, now and then thrown off by the history.
+
+    Args:
+        peak: how far the cycle's next token stands above the noise; about 3 gives some surprises.
+    """
+
+    def __init__(self, vocab_size: int, seed: int = 0, peak: float = 3.0, cycle: int = 5) -> None:
+        self.vocab_size = vocab_size
+        self._noise = RandomRule(vocab_size, seed, scale=1.0)
+        self._peak = peak
+        order = np.random.default_rng(seed + 1).permutation(vocab_size)
+        self._next = np.empty(vocab_size, np.intp)
+        for start in range(0, vocab_size, cycle):
+            ring = order[start : start + cycle]
+            self._next[ring] = np.roll(ring, -1)
+
+    def logits(self, histories: Hashes, tokens: Ids, positions: Ids) -> Floats:
+        logits = self._noise.logits(histories, tokens, positions).copy()
+        logits[np.arange(len(tokens)), self._next[tokens]] += self._peak
+        return logits
+
+
+class ScriptedRule:
+    """Forces an output: the token after position p is script[p + 1 - start]; past its end, `after`."""
+
+    def __init__(self, vocab_size: int, script: Sequence[int], start: int, after: int = 0) -> None:
+        self.vocab_size = vocab_size
+        self._script = np.asarray([*script, after], np.intp)
+        self._start = start
+
+    def logits(self, histories: Hashes, tokens: Ids, positions: Ids) -> Floats:
+        index = np.clip(positions + 1 - self._start, 0, len(self._script) - 1)
+        logits = np.zeros((len(tokens), self.vocab_size), np.float32)
+        logits[np.arange(len(tokens)), self._script[index]] = 50.0
+        return logits
+
+
+class FixedRule:
+    """The same logits everywhere."""
+
+    def __init__(self, logits: Sequence[float]) -> None:
+        self.vocab_size = len(logits)
+        self._logits = np.asarray(logits, np.float32)
+
+    def logits(self, histories: Hashes, tokens: Ids, positions: Ids) -> Floats:
+        return np.tile(self._logits, (len(tokens), 1))
+
+
+@dataclass
+class StubTarget:
+    """Implements `core.Target` over a `Rule`; refuses rows that break the contract.
+
+    Attributes:
+        fail: raised by the next pass, once, before anything is written.
+        row_counts: rows of every pass so far.
+    """
+
+    rule: Rule
+    context_limit: int = 512
+    max_rows: int = 64
+    page_size: int = 8
+    pages: int = 128
+    fail: BaseException | None = None
+    row_counts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.vocab_size = self.rule.vocab_size
+        garbage = np.random.default_rng(99).integers(1, 2**62, self.pages * self.page_size)
+        self._store: Hashes = garbage.astype(np.uint64)
+
+    @property
+    def passes(self) -> int:
+        return len(self.row_counts)
+
+    def forward(self, rows: Rows) -> Output:
+        if self.fail is not None:
+            error, self.fail = self.fail, None
+            raise error
+        self._check(rows)
+        self.row_counts.append(len(rows.tokens))
+        self._store[self._places(rows.tables, rows.sequences, rows.slots)] = mix(rows.tokens, rows.positions)
+        histories = np.empty(len(rows.tokens), np.uint64)
+        for sequence in np.unique(rows.sequences).tolist():
+            self._read(rows, sequence, histories)
+        wanted = rows.wanted
+        logits = self.rule.logits(histories[wanted], rows.tokens[wanted], rows.positions[wanted])
+        argmax = logits.argmax(axis=1).astype(np.int32)
+        return Output(argmax, logits if rows.logits else None)
+
+    def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
+        assert list(sources) == sorted(set(sources))
+        assert list(targets) == sorted(set(targets))
+        assert all(s >= t for s, t in zip(sources, targets, strict=True))
+        for source, target in zip(sources, targets, strict=True):
+            self._store[self._place(table, target)] = self._store[self._place(table, source)]
+
+    def copy_page(self, source: int, target: int) -> None:
+        assert source != target
+        size = self.page_size
+        self._store[target * size : (target + 1) * size] = self._store[source * size : (source + 1) * size]
+
+    def _place(self, table: Ids, slot: int) -> int:
+        return int(table[slot // self.page_size]) * self.page_size + slot % self.page_size
+
+    def _places(self, tables: Ids, sequences: Ids, slots: Ids) -> NDArray[np.intp]:
+        pages = tables[sequences, slots // self.page_size].astype(np.intp)
+        return pages * self.page_size + slots % self.page_size
+
+    def _read(self, rows: Rows, sequence: int, histories: Hashes) -> None:
+        mine = np.flatnonzero(rows.sequences == sequence)
+        slots = np.arange(int(rows.slots[mine].max()) + 1)
+        stored = self._store[self._places(rows.tables, np.full(len(slots), sequence), slots)]
+        upto = np.cumsum(stored)  # upto[p]: sum of slots 0..p
+        for row in mine.tolist():
+            parent = int(rows.parents[row])
+            if parent == ROOT:
+                histories[row] = upto[rows.positions[row]]
+                continue
+            total = stored[rows.slots[row] : rows.slots[row] + 1].copy()
+            while rows.parents[parent] != ROOT:
+                total += stored[rows.slots[parent]]
+                parent = int(rows.parents[parent])
+            histories[row] = (total + upto[rows.positions[parent]])[0]
+
+    def _check(self, rows: Rows) -> None:
+        count = len(rows.tokens)
+        assert 0 < count <= self.max_rows
+        for name in ("tokens", "positions", "slots", "parents", "sequences", "tables", "wanted"):
+            assert getattr(rows, name).dtype == np.int32, name
+        for name in ("positions", "slots", "parents", "sequences"):
+            assert len(getattr(rows, name)) == count, name
+        assert rows.tokens.min() >= 0
+        assert rows.tokens.max() < self.vocab_size
+        assert rows.positions.min() >= 0
+        assert rows.positions.max() < self.context_limit
+        assert rows.slots.max() < self.context_limit
+        assert (np.diff(rows.wanted) > 0).all()
+        places = self._places(rows.tables, rows.sequences, rows.slots)
+        assert len(np.unique(places)) == count, "two rows write one slot"
+        for row, parent in enumerate(rows.parents.tolist()):
+            if parent == ROOT:
+                assert rows.slots[row] == rows.positions[row]
+            else:
+                assert 0 <= parent < row
+                assert rows.sequences[parent] == rows.sequences[row]
+                assert rows.positions[row] == rows.positions[parent] + 1
+
+
+def greedy(rule: Rule, prompt: Sequence[int], count: int) -> list[int]:
+    """Plain greedy decoding straight from the rule, without any engine: an independent oracle."""
+    tokens = list(prompt)
+    for _ in range(count):
+        array = np.asarray(tokens, np.int32)
+        history = mix(array, np.arange(len(array))).sum(keepdims=True, dtype=np.uint64)
+        logits = rule.logits(history, array[-1:], np.asarray([len(array) - 1], np.int32))
+        tokens.append(int(logits[0].argmax()))
+    return tokens[len(prompt) :]
