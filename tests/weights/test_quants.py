@@ -47,7 +47,7 @@ def test_random_blocks_widen_to_the_same_bits(kind: TensorType, seed: int) -> No
 @pytest.mark.parametrize("scale", [0.0, -0.0, 6e-8, -6e-5, 1.0, 65504.0, np.inf, np.nan])
 def test_extreme_scales_widen_to_the_same_bits(kind: TensorType, scale: float) -> None:
     raw = np.random.default_rng(7).integers(0, 256, kind.nbytes(4 * kind.block_size), dtype=np.uint8)
-    blocks = raw.view(quants._LAYOUT[kind])
+    blocks = raw.view(quants.BLOCK_LAYOUT[kind])
     for name in {"d", "dmin", "m"} & set(blocks.dtype.names or ()):
         blocks[name] = scale
     ours = dequantize(kind, raw, (4, kind.block_size))

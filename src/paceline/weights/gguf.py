@@ -137,7 +137,7 @@ def _map(path: Path) -> mmap.mmap:
             raise ModelFileError(f"{path} is empty", _DAMAGED)
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ModelFileError(f"{path} does not exist", "check the path") from None
     except PermissionError:
         raise ModelFileError(f"{path} cannot be read: permission denied", "check its permissions") from None

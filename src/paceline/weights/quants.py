@@ -48,7 +48,7 @@ class TensorType(IntEnum):
     @property
     def type_size(self) -> int:
         """Bytes per block."""
-        return _LAYOUT[self].itemsize
+        return BLOCK_LAYOUT[self].itemsize
 
     def nbytes(self, elements: int) -> int:
         """Bytes that `elements`, a multiple of the block size, take."""
@@ -78,7 +78,7 @@ UNSUPPORTED_NAMES = {
 }
 """ggml types that are known by name only, so that they can be refused by name."""
 
-_LAYOUT: dict[TensorType, np.dtype[Any]] = {
+BLOCK_LAYOUT: dict[TensorType, np.dtype[Any]] = {
     TensorType.F32: np.dtype([("x", "<f4")]),
     TensorType.F16: np.dtype([("x", "<f2")]),
     TensorType.BF16: np.dtype([("x", "<u2")]),
@@ -97,10 +97,11 @@ _LAYOUT: dict[TensorType, np.dtype[Any]] = {
     TensorType.IQ4_NL: np.dtype([("d", "<f2"), ("qs", "u1", 16)]),
     TensorType.IQ4_XS: np.dtype([("d", "<f2"), ("high", "u1", 2), ("low", "u1", 4), ("qs", "u1", 128)]),
 }
+"""The fields of one block of each type, in file order."""
 
 _BLOCK_SIZE: dict[TensorType, int] = {
     kind: 1 if "x" in (layout.names or ()) else 256 if kind.name.endswith(("_K", "_XS")) else 32
-    for kind, layout in _LAYOUT.items()
+    for kind, layout in BLOCK_LAYOUT.items()
 }
 
 IQ4_VALUES = np.array(
@@ -119,7 +120,7 @@ def dequantize(kind: TensorType, raw: Bytes, shape: tuple[int, ...]) -> Floats:
     elements = math.prod(shape)
     assert raw.size == kind.nbytes(elements)
     assert not shape or shape[-1] % kind.block_size == 0
-    blocks = raw.view(_LAYOUT[kind])
+    blocks = raw.view(BLOCK_LAYOUT[kind])
     out = np.empty((blocks.size, kind.block_size), dtype=np.float32)
     step = _CHUNK_ELEMENTS // kind.block_size
     with np.errstate(all="ignore"):  # scales may be inf or nan; they pass through
