@@ -1,0 +1,169 @@
+"""Text to token ids and back, from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from paceline.errors import RequestError
+from paceline.text.byte_level import ByteLevelBPE
+from paceline.text.sentencepiece import SentencePieceBPE
+from paceline.text.vocabulary import Kind, Vocabulary
+
+
+class _Pieces(Protocol):
+    """What turns plain text, free of special tokens, into ids, and a token into bytes."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+class Tokenizer:
+    """The tokenizer of one model.
+
+    Attributes:
+        vocab_size: number of token ids; valid ids are 0 to vocab_size - 1.
+        bos_id, eos_id: None where the model has none.
+        eog_ids: tokens that end a generation.
+        add_bos: whether `encode` puts BOS in front when `add_special` is set.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, pieces: _Pieces) -> None:
+        self._vocabulary = vocabulary
+        self._pieces = pieces
+        self._marked = _Matcher(vocabulary, (Kind.USER_DEFINED,))
+        self._special = _Matcher(vocabulary, (Kind.USER_DEFINED, Kind.CONTROL, Kind.UNKNOWN))
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id = vocabulary.bos_id
+        self.eos_id = vocabulary.eos_id
+        self.eog_ids = vocabulary.end_ids
+        self.add_bos = vocabulary.add_bos
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Build from `tokenizer.ggml.*`.
+
+        Raises ModelFileError for damaged metadata and UnsupportedModelError for a tokenizer or
+        pre-tokenizer that is not known, by name.
+        """
+        vocabulary = Vocabulary.from_gguf(metadata)
+        kind = ByteLevelBPE if vocabulary.model == "gpt2" else SentencePieceBPE
+        return cls(vocabulary, kind(vocabulary, metadata))
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, breaker: str = ""
+    ) -> list[int]:
+        """Return the token ids of `text`.
+
+        Args:
+            add_special: put BOS before and EOS after, where the model wants them.
+            parse_special: turn the text of control tokens into those tokens. Without it such text is
+                spelled like any other. User-defined tokens are always recognised.
+            breaker: a character that keeps text around it from being recognised as a special token
+                and is then dropped; chat templates use it on what users wrote.
+        """
+        _refuse_surrogates(text)
+        ids = [self.bos_id] if add_special and self.bos_id is not None and self.add_bos else []
+        ids += self._parts(text, self._special if parse_special else self._marked, breaker)
+        if add_special and self._vocabulary.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, continuing: bool = False) -> str:
+        """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD, one per ill-formed sequence.
+
+        Args:
+            skip_special: leave out control tokens.
+            continuing: the ids follow other text, so a SentencePiece leading space is kept.
+        """
+        data = b"".join(self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i)))
+        text = data.decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._vocabulary.add_space_prefix and not continuing else text
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that the token spells; a control token spells its own name."""
+        self._refuse_unknown(token)
+        return self._pieces.token_bytes(token)
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token steers the model rather than spelling text (control and unknown tokens)."""
+        self._refuse_unknown(token)
+        return self._vocabulary.is_special(token)
+
+    def special_texts(self) -> dict[str, int]:
+        """Return the control tokens: text to id."""
+        ids = self._vocabulary.ids_of(Kind.CONTROL, Kind.UNKNOWN)
+        return {self._vocabulary.tokens[i]: i for i in ids if self._vocabulary.tokens[i]}
+
+    def _parts(self, text: str, matcher: _Matcher, breaker: str, opening: bool = True) -> list[int]:
+        ids: list[int] = []
+        for part in matcher.split(text):
+            if isinstance(part, int):
+                ids.append(part)
+            elif breaker and breaker in part:
+                ids += self._parts(part.replace(breaker, ""), self._marked, "", opening)
+            else:
+                # SentencePiece begins every stretch of text after a special token with a space.
+                prefix = " " if opening and self._vocabulary.add_space_prefix else ""
+                ids += self._pieces.encode(prefix + part)
+            opening = isinstance(part, int)
+        return ids
+
+    def _refuse_unknown(self, token: int) -> None:
+        if not 0 <= token < self.vocab_size:
+            raise RequestError(
+                f"token id {token} is outside 0 to {self.vocab_size - 1}", "check the token ids"
+            )
+
+
+class _Matcher:
+    """Finds whole tokens of some kinds in text: leftmost first, longest first.
+
+    Candidates are found by their first two characters and then looked up by length, so thousands of
+    tokens cost no more than a few.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, kinds: tuple[Kind, ...]) -> None:
+        self._ids = {vocabulary.tokens[i]: i for i in vocabulary.ids_of(*kinds) if vocabulary.tokens[i]}
+        lengths: dict[str, set[int]] = {}
+        for text in self._ids:
+            lengths.setdefault(text[:2], set()).add(len(text))
+        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        starts = sorted(self._lengths, key=len, reverse=True)
+        self._start = re.compile("|".join(map(re.escape, starts))) if starts else None
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """Yield the plain parts, as text, and the tokens between them, as ids, in order."""
+        done = at = 0
+        while self._start and (found := self._start.search(text, at)):
+            at = found.start()
+            token = self._longest(text, at)
+            if token is None:
+                at += 1
+                continue
+            if at > done:
+                yield text[done:at]
+            yield self._ids[token]
+            done = at = at + len(token)
+        if done < len(text):
+            yield text[done:]
+
+    def _longest(self, text: str, at: int) -> str | None:
+        for start in (text[at : at + 2], text[at]):
+            for length in self._lengths.get(start, ()):
+                if (part := text[at : at + length]) in self._ids:
+                    return part
+        return None
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text is not valid Unicode: lone surrogate U+{ord(text[error.start]):04X}"
+            f" at index {error.start}",
+            "decode the input as UTF-8 before passing it on",
+        ) from None
