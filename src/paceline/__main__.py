@@ -1,0 +1,3 @@
+from paceline.cli.main import main
+
+main()

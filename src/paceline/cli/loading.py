@@ -1,0 +1,35 @@
+"""From a model's name on the command line to a loaded model, with progress on stderr."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.display import byte_progress
+from paceline.cli.options import EngineFlags
+from paceline.weights import hub
+
+if TYPE_CHECKING:
+    from paceline.engine import LLM
+
+
+def load(model: str, engine: EngineFlags, *, speculate: Any = None) -> tuple[LLM, Path, float]:
+    """Resolve and load a model, with progress on stderr; return it, its file and the seconds it took."""
+    from paceline.engine import LLM  # imported here: verbs that load no model do not wait for it
+
+    path = locate(model)
+    started = time.perf_counter()
+    llm = LLM(
+        str(path),
+        speculate=engine.speculation() if speculate is None else speculate,
+        threads=engine.threads,
+        max_model_len=engine.max_model_len,
+    )
+    return llm, path, time.perf_counter() - started
+
+
+def locate(model: str) -> Path:
+    """Return the file that `model` means; fetches it with progress when it is not on this machine."""
+    with byte_progress(f"Fetching {model}") as progress:
+        return hub.resolve(model, progress)

@@ -1,0 +1,49 @@
+"""Where output goes: data to stdout, everything else to stderr, and neither breaks an odd terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+
+# A model can write escape sequences; a terminal would obey them.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def prepare() -> None:
+    """Pipes and files get UTF-8; a terminal that cannot show a character shows a replacement."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding = stream.encoding if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="replace")
+
+
+def write(text: str) -> None:
+    """Write a piece of an answer at once; control characters never reach a terminal."""
+    if sys.stdout.isatty():
+        text = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def write_json(value: object, *, indent: int | None = 2) -> None:
+    """Write one JSON document and a newline."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Tell the user something that is not the answer."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def flush() -> None:
+    """Let a closed pipe show itself here, and not while the interpreter exits."""
+    sys.stdout.flush()
+
+
+def drop_stdout() -> None:
+    """Send what is still buffered nowhere, so that the interpreter does not complain while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,165 @@
+"""Measure arms against each other on real prompts, and check that they write the same tokens.
+
+Arms take turns within every prompt, and the order turns too, so that a machine that warms up or slows down
+does so for all of them. Every arm starts a prompt cold: nothing of an earlier answer to it is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from paceline.core import Completion, SamplingParams
+from paceline.engine import LLM
+from paceline.errors import PacelineError, UsageError
+from paceline.tools.prompts import Prompt
+from paceline.tools.statistics import (
+    Difference,
+    Failure,
+    Sample,
+    Summary,
+    answered_by_all,
+    first_difference,
+    summarize,
+)
+
+SCHEMA = 1
+
+
+class Arm(Protocol):
+    """One way of answering prompts."""
+
+    name: str
+    decode_clock: str
+
+    def measure(self, prompt: Prompt, params: SamplingParams, *, chat: bool) -> Sample:
+        """Answer and time one prompt. Raises PacelineError when it cannot."""
+        ...
+
+    def clear(self) -> None:
+        """Forget cached prompts and earlier answers."""
+        ...
+
+
+class EngineArm:
+    """This process's own engine with one way of speculating. Arms may share an `LLM`."""
+
+    decode_clock = "engine"
+
+    def __init__(self, llm: LLM, speculate: str) -> None:
+        self.name = speculate
+        self._llm = llm
+        # In an arm's name `+` joins drafters, because commas part the arms.
+        self._speculate: str | list[str] = speculate.split("+") if "+" in speculate else speculate
+
+    def measure(self, prompt: Prompt, params: SamplingParams, *, chat: bool) -> Sample:
+        asked = prompt.as_messages() if chat else prompt.text
+        return from_completion(
+            self.name, prompt, self._llm.generate(asked, params, speculate=self._speculate)
+        )
+
+    def clear(self) -> None:
+        self._llm.clear()
+
+
+@dataclass(slots=True)
+class Report:
+    """What a benchmark found.
+
+    Attributes:
+        overall, categories: over the prompts that every arm answered.
+        differences: outputs of our own arms that were not those of the first arm. Always empty, unless
+            Paceline is broken or verification is "rejection".
+        peer_differences: the same for other servers, whose arithmetic is their own.
+    """
+
+    arms: list[str]
+    decode_clocks: dict[str, str]
+    overall: Summary
+    categories: dict[str, Summary]
+    samples: list[Sample]
+    failures: list[Failure] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    peer_differences: list[Difference] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"paceline_bench": SCHEMA} | asdict(self)
+
+
+def from_completion(arm: str, prompt: Prompt, completion: Completion) -> Sample:
+    timings = completion.timings
+    return Sample(
+        arm=arm,
+        prompt=prompt.name,
+        category=prompt.category,
+        prompt_tokens=completion.prompt_tokens,
+        cached_tokens=completion.cached_tokens,
+        completion_tokens=len(completion.tokens),
+        prefill_s=timings.prefill_s,
+        decode_s=timings.decode_s,
+        first_token_s=timings.time_to_first_token_s,
+        tokens=tuple(completion.tokens),
+        text=completion.text,
+        finish_reason=completion.finish_reason,
+        speculation=completion.speculation,
+    )
+
+
+def run(
+    arms: Sequence[Arm],
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    chat: bool,
+    repeat: int = 1,
+    progress: Callable[[], None] = lambda: None,
+) -> Report:
+    """Run every arm on every prompt, `repeat` times, and sum up. `progress` is called after each answer."""
+    names = [arm.name for arm in arms]
+    if len(set(names)) < len(names):
+        raise UsageError(f"arms {', '.join(names)} are not all different", "name each arm once")
+    samples: list[Sample] = []
+    failures: list[Failure] = []
+    turn = 0
+    for _ in range(repeat):
+        for prompt in prompts:
+            for arm in _rotated(arms, turn):
+                arm.clear()
+                try:
+                    samples.append(arm.measure(prompt, params, chat=chat))
+                except PacelineError as error:
+                    failures.append(Failure(arm.name, prompt.name, prompt.category, error.message))
+                progress()
+            turn += 1
+    return report(arms, samples, failures)
+
+
+def report(arms: Sequence[Arm], samples: list[Sample], failures: list[Failure]) -> Report:
+    """Sum up samples; figures cover the prompts that all arms answered."""
+    names = [arm.name for arm in arms]
+    common = answered_by_all(samples, names)
+    categories = dict.fromkeys(s.category for s in common)
+    own = [s for s in samples if s.tokens is not None]
+    others = [s for s in samples if s.tokens is None]
+    reference = {s.prompt: s for s in reversed(own) if s.arm == names[0]}
+    return Report(
+        arms=names,
+        decode_clocks={arm.name: arm.decode_clock for arm in arms},
+        overall=summarize(common, names),
+        categories={c: summarize([s for s in common if s.category == c], names) for c in categories},
+        samples=samples,
+        failures=failures,
+        differences=_differences(reference, own),
+        peer_differences=_differences(reference, others),
+    )
+
+
+def _differences(reference: dict[str, Sample], samples: Sequence[Sample]) -> list[Difference]:
+    pairs = ((reference[s.prompt], s) for s in samples if s.prompt in reference)
+    return [found for first, other in pairs if (found := first_difference(first, other))]
+
+
+def _rotated(arms: Sequence[Arm], turn: int) -> list[Arm]:
+    start = turn % len(arms)
+    return [*arms[start:], *arms[:start]]

@@ -1,0 +1,91 @@
+"""What a model file holds, without loading it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.weights.gguf import GGUFFile
+
+KV_BYTES = 2
+"""The KV cache holds 16-bit floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Attributes:
+    tensor_bytes: bytes of weights by tensor type, largest first.
+    kv_bytes_per_token: what one token of context takes in the KV cache.
+    """
+
+    file: str
+    bytes: int
+    name: str
+    license: str
+    architecture: str
+    parameters: int
+    tensors: int
+    tensor_bytes: dict[str, int]
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    context_length: int
+    kv_bytes_per_token: int
+    tokenizer: str
+    pre_tokenizer: str
+    vocabulary: int
+    chat_template: str | None
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * sum(self.tensor_bytes.values()) / max(self.parameters, 1)
+
+
+def describe(path: Path) -> Description:
+    """Read a GGUF file's header. Raises ModelFileError for a damaged one."""
+    with GGUFFile.open(path) as file:
+        meta = file.metadata
+        arch = str(meta.get("general.architecture", ""))
+        sizes: Counter[str] = Counter()
+        parameters = 0
+        for tensor in file.tensors.values():
+            sizes[tensor.type.name] += tensor.nbytes
+            count = 1
+            for side in tensor.shape:
+                count *= side
+            parameters += count
+        layers, heads = _number(meta, arch, "block_count"), _number(meta, arch, "attention.head_count")
+        kv_heads = _number(meta, arch, "attention.head_count_kv") or heads
+        width = _number(meta, arch, "embedding_length")
+        head_size = _number(meta, arch, "attention.key_length") or width // max(heads, 1)
+        return Description(
+            file=str(path),
+            bytes=path.stat().st_size,
+            name=str(meta.get("general.name", "")),
+            license=str(meta.get("general.license", "")),
+            architecture=arch,
+            parameters=parameters,
+            tensors=len(file.tensors),
+            tensor_bytes=dict(sizes.most_common()),
+            layers=layers,
+            width=width,
+            heads=heads,
+            kv_heads=kv_heads,
+            context_length=_number(meta, arch, "context_length"),
+            kv_bytes_per_token=2 * layers * kv_heads * head_size * KV_BYTES,
+            tokenizer=str(meta.get("tokenizer.ggml.model", "")),
+            pre_tokenizer=str(meta.get("tokenizer.ggml.pre", "")),
+            vocabulary=len(meta.get("tokenizer.ggml.tokens") or ()),
+            chat_template=meta.get("tokenizer.chat_template"),
+        )
+
+
+def _number(meta: dict[str, Any], arch: str, key: str) -> int:
+    """A whole number of the architecture's metadata, 0 when absent; the largest where every layer has one."""
+    value = meta.get(f"{arch}.{key}", 0)
+    if isinstance(value, list):
+        value = max(value, default=0)
+    return value if isinstance(value, int) else 0
