@@ -1,0 +1,126 @@
+"""What a request does to a row of logits before a token is drawn. Pure functions on float32 arrays.
+
+The order is that of `SamplingParams`: repetition penalty, frequency and presence penalty, logit_bias,
+min_tokens, temperature, top_k, top_p, min_p. The first four change logits; the last three choose which
+tokens may be drawn and leave the others' probability ratios alone. All three keep a head of the row
+sorted by falling logit, equal logits by rising id, so a tie at a boundary keeps the lowest ids.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from paceline.core import Floats
+from paceline.sampling.noise import Indices
+
+_COLUMNS = 2048
+_SORTABLE = 1024
+_COLDEST = 1e-30
+"""Temperatures below this act like it: float32 logits that differ are already infinitely far apart."""
+
+
+def penalise_repetition(values: Floats, penalty: float) -> Floats:
+    """Make logits of tokens seen in prompt or output less likely: positive ones divided, others multiplied.
+
+    Source: Keskar et al., "CTRL" (2019), with the sign rule of the implementations in use.
+    """
+    factor = np.float32(penalty)
+    return np.where(values > 0, values / factor, values * factor)
+
+
+def penalise_counts(values: Floats, counts: Floats, frequency: float, presence: float) -> Floats:
+    """Lower logits by `frequency` for each time a token was generated and by `presence` if it was at all."""
+    return values - counts * np.float32(frequency) - (counts > 0) * np.float32(presence)
+
+
+def keep(row: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> Indices:
+    """Ids that survive top_k, then top_p (of what top_k left), then min_p.
+
+    Args:
+        row: [vocab] logits, finite or -inf, the greatest finite.
+        temperature: above 0; top_p and min_p look at softmax(row / temperature).
+        top_k: 0 or below keeps all, else exactly min(top_k, vocab) tokens.
+        top_p: 1 keeps all.
+        min_p: 0 keeps all.
+
+    Returns:
+        [kept] ids, ascending, at least one. Tokens at -inf may be among them; they have probability 0.
+    """
+    temperature = max(temperature, _COLDEST)
+    ids = top_k_ids(row, top_k) if 0 < top_k < len(row) else None
+    if top_p < 1.0:
+        ids = _top_p(row, ids, temperature, top_p)
+    if min_p > 0.0:
+        ids = _min_p(row, ids, temperature, min_p)
+    return np.arange(len(row)) if ids is None else ids
+
+
+def top_k_ids(row: Floats, k: int) -> Indices:
+    """[k] ids of the k greatest logits, ascending, for 0 < k <= vocab."""
+    ids = np.flatnonzero(row >= _at_most_kth(row, k))
+    values = row[ids]
+    kth = np.partition(values, len(values) - k)[len(values) - k]
+    return _head(ids, values, kth, k)
+
+
+def _at_most_kth(row: Floats, k: int) -> np.float32:
+    """A floor no higher than the k-th greatest logit, and not far below it.
+
+    Fold the row into columns: each column's greatest logit is a token, so at least k tokens reach the k-th
+    greatest of those. Much cheaper than selecting among the whole row.
+    """
+    columns = min(_COLUMNS, len(row))
+    if k > columns:
+        return np.float32(-np.inf)
+    tops = row[: len(row) // columns * columns].reshape(-1, columns).max(axis=0)
+    return np.float32(np.partition(tops, columns - k)[columns - k])
+
+
+def _top_p(row: Floats, ids: Indices | None, temperature: float, top_p: float) -> Indices:
+    values = row if ids is None else row[ids]
+    weights = values - values.max()
+    with np.errstate(over="ignore", under="ignore"):
+        weights /= np.float32(temperature)
+        np.exp(weights, out=weights)
+    total = float(weights.sum())
+    # Tokens below the floor weigh less than half of (1 - top_p) * total, even all together.
+    floor = np.float32((1.0 - top_p) * total / len(weights) / 2)
+    likely = np.flatnonzero(weights >= floor)
+    values = values[likely]
+    boundary, count = _nucleus(values, weights[likely], top_p * total)
+    return _head(likely if ids is None else ids[likely], values, boundary, count)
+
+
+def _nucleus(values: Floats, weights: Floats, enough: float) -> tuple[np.float32, int]:
+    """The least value and the size of the smallest head of `values` whose weights reach `enough`.
+
+    Halves the range of values that holds the boundary until what is left is cheap to sort.
+    """
+    size, mass = 0, 0.0
+    while len(values) > _SORTABLE and (low := values.min()) < (high := values.max()):
+        upper = values > min(low + (high - low) / 2, np.nextafter(high, low))
+        reached = mass + float(weights[upper].sum(dtype=np.float64))
+        if reached >= enough:
+            values, weights = values[upper], weights[upper]
+        else:
+            size, mass = size + int(np.count_nonzero(upper)), reached
+            values, weights = values[~upper], weights[~upper]
+    falling = np.argsort(values)[::-1]
+    reaches = mass + np.cumsum(weights[falling], dtype=np.float64)
+    last = min(int(np.searchsorted(reaches, enough)), len(falling) - 1)
+    return values[falling[last]], size + last + 1
+
+
+def _min_p(row: Floats, ids: Indices | None, temperature: float, min_p: float) -> Indices:
+    values = (row if ids is None else row[ids]).astype(np.float64)
+    likely = np.flatnonzero(values - values.max() >= temperature * math.log(min_p))
+    return likely if ids is None else ids[likely]
+
+
+def _head(ids: Indices, values: Floats, boundary: np.float32, count: int) -> Indices:
+    """The `count` greatest of ascending `ids`; `boundary` is the least value kept, lowest ids first."""
+    above = ids[values > boundary]
+    level = ids[values == boundary][: count - len(above)]
+    return np.sort(np.concatenate((above, level)))

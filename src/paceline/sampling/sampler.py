@@ -1,0 +1,209 @@
+"""One request's sampler: which token follows, given a row of logits and an absolute position."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from paceline.core import Floats, SamplingParams, TokenLogprob
+from paceline.errors import ModelFileError, RequestError
+from paceline.sampling import processors
+from paceline.sampling.noise import Doubles, Indices, Noise
+from paceline.sampling.race import race, race_among, scale
+
+
+class Sampler:
+    """Turns logits into tokens, and remembers what was committed.
+
+    The history behind penalties and min_tokens moves only by `advance`, once per committed token; a
+    rejected draft never touches it, so there is nothing to roll back.
+
+    Args:
+        params: how to sample.
+        prompt_ids: the prompt; repetition_penalty counts its tokens as seen.
+        stop_ids: every token that would end the text; min_tokens bans them.
+        vocab_size: length of a row of logits.
+        seed: key of the noise, any integer in [-2^63, 2^64).
+
+    Raises:
+        RequestError: a logit_bias or stop token id outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        stop_ids: Collection[int],
+        vocab_size: int,
+        seed: int,
+    ) -> None:
+        self.params = params
+        self.vocab_size = vocab_size
+        self.noise = Noise(seed)
+        self.generated = 0
+        self._stop_ids = _within(stop_ids, vocab_size, "stop_token_ids")
+        self._bias_ids = _within(params.logit_bias, vocab_size, "logit_bias")
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+        self._counting = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        self._repeating = params.repetition_penalty != 1.0
+        self._seen = _Counts()
+        if self._repeating:
+            for token in dict.fromkeys(prompt_ids):
+                self._seen.add(token, 0)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the next pass must return logits; if not, its argmax is enough."""
+        return not self.params.greedy or self.params.logprobs is not None or self._adjusts
+
+    def pick(self, logits: Floats | None, argmax: int, position: int) -> int:
+        """The token that stands at `position`.
+
+        Args:
+            logits: [vocab] raw logits of the row before it; may be None while `needs_logits` is False.
+            argmax: likeliest token of that row, lowest id on ties.
+            position: absolute position of the token to pick; it keys the noise.
+
+        Raises:
+            ModelFileError: the logits hold NaN or +inf, or nothing finite.
+            RequestError: min_tokens bans every token.
+        """
+        if self.params.greedy and not self._adjusts:
+            return argmax
+        assert logits is not None, "needs_logits was ignored"
+        row = self._adjusted(logits)
+        if self.params.greedy:
+            return int(row.argmax())
+        if not self._truncates:
+            return race(row, self.params.temperature, self.noise, position)
+        return race_among(row, self._kept(row), self.params.temperature, self.noise, position)
+
+    def advance(self, token: int) -> None:
+        """Follow one committed token."""
+        self.generated += 1
+        if self._repeating or self._counting:
+            self._seen.add(token, 1)
+
+    def support(self, logits: Floats) -> tuple[Indices, Doubles]:
+        """The distribution that `pick` draws from next: [kept] ids, ascending, and [kept] probabilities."""
+        row = self._adjusted(logits)
+        if self.params.greedy:
+            return np.array([row.argmax()]), np.ones(1)
+        ids = self._kept(row)
+        weights = np.exp(scale(row[ids], float(row.max()), self.params.temperature))
+        return ids, weights / weights.sum()
+
+    def distribution(self, logits: Floats) -> Doubles:
+        """[vocab] `support`, written out over the whole vocabulary."""
+        ids, probabilities = self.support(logits)
+        dense = np.zeros(self.vocab_size)
+        dense[ids] = probabilities
+        return dense
+
+    def logprobs(self, logits: Floats, token: int) -> TokenLogprob:
+        """Log-softmax of the raw logits ([vocab]) for `token` and the likeliest alternatives.
+
+        The alternatives are sorted by falling probability, equal ones by rising id, and include `token`
+        if it is among them, as in vLLM.
+        """
+        best = logits.max()
+        if not np.isfinite(best):
+            raise _unusable(logits)
+        log_total = float(np.log(np.exp(logits - best).sum(dtype=np.float64)))
+        count = min(self.params.logprobs or 0, self.vocab_size)
+        ids = processors.top_k_ids(logits, count) if count else np.empty(0, np.int64)
+        ids = ids[np.argsort(-logits[ids], kind="stable")]
+        shares = scale(logits[np.append(ids, token)], float(best), 1.0) - log_total
+        top = tuple(zip(ids.tolist(), shares[:-1].tolist(), strict=True))
+        return TokenLogprob(token, float(shares[-1]), top)
+
+    @property
+    def _banning(self) -> bool:
+        return self.generated < self.params.min_tokens and len(self._stop_ids) > 0
+
+    @property
+    def _adjusts(self) -> bool:
+        return self._repeating or self._counting or len(self._bias_ids) > 0 or self._banning
+
+    @property
+    def _truncates(self) -> bool:
+        params = self.params
+        return 0 < params.top_k < self.vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+
+    def _kept(self, row: Floats) -> Indices:
+        params = self.params
+        return processors.keep(row, params.temperature, params.top_k, params.top_p, params.min_p)
+
+    def _adjusted(self, logits: Floats) -> Floats:
+        """Penalties, bias and bans on a copy; the row itself when there are none. Checks the result."""
+        row = logits
+        if self._adjusts:
+            row = logits.copy()
+            self._penalise(row)
+            row[self._bias_ids] += self._bias
+            if self._banning:
+                row[self._stop_ids] = -np.inf
+        if not np.isfinite(row.max()):
+            raise _unusable(logits)
+        return row
+
+    def _penalise(self, row: Floats) -> None:
+        params, ids, counts = self.params, self._seen.ids, self._seen.counts
+        values = row[ids]
+        if self._repeating:
+            values = processors.penalise_repetition(values, params.repetition_penalty)
+        if self._counting:
+            values = processors.penalise_counts(
+                values, counts, params.frequency_penalty, params.presence_penalty
+            )
+        row[ids] = values
+
+
+class _Counts:
+    """How often each token occurred, as arrays that grow by doubling: adding a token is O(1)."""
+
+    def __init__(self) -> None:
+        self._place: dict[int, int] = {}
+        self._ids = np.zeros(64, np.int64)
+        self._counts = np.zeros(64, np.float32)
+
+    @property
+    def ids(self) -> Indices:
+        return self._ids[: len(self._place)]
+
+    @property
+    def counts(self) -> Floats:
+        return self._counts[: len(self._place)]
+
+    def add(self, token: int, times: int) -> None:
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._ids[place] = token
+        self._counts[place] += times
+
+
+def _within(ids: Collection[int], vocab_size: int, name: str) -> Indices:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"{name} names token {token}, outside the vocabulary of {vocab_size}",
+                f"use ids from 0 to {vocab_size - 1}",
+            )
+    return np.fromiter(ids, np.int64, len(ids))
+
+
+def _unusable(logits: Floats) -> ModelFileError | RequestError:
+    if np.isfinite(logits.max()):
+        return RequestError(
+            f"min_tokens bans every one of the {len(logits)} tokens",
+            "lower min_tokens, or name fewer stop_token_ids",
+        )
+    bad = int(np.count_nonzero(np.isnan(logits) | np.isposinf(logits)))
+    found = f"{bad} NaN or +inf among" if bad else "-inf for all of"
+    return ModelFileError(
+        f"the model computed {found} {len(logits)} logits, and no token can be chosen from them",
+        "the model file is probably damaged; fetch it again",
+    )
