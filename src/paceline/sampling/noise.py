@@ -10,14 +10,14 @@ as 1, 2, 3", SC 2011).
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Words = NDArray[np.uint64]
-"""32-bit words, kept in 64-bit lanes so that products do not overflow."""
+Words = NDArray[np.uint32]
 Doubles = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -27,8 +27,8 @@ BLOCK = 512
 _ROUNDS = 10
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
-_HALF = np.uint64(32)
-_LOW = np.uint64(0xFFFFFFFF)
+_LOW = 0 if sys.byteorder == "little" else 1
+_WINDOW = 8
 
 
 class Stream(IntEnum):
@@ -44,8 +44,8 @@ class Stream(IntEnum):
 def _round_keys(seed: int) -> Words:
     """[rounds, 2, 1] the key schedule of a 64-bit seed, low word first."""
     key = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint64)
-    schedule = (key + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _WEYL) & _LOW
-    return schedule[:, :, None]
+    schedule = key + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _WEYL
+    return schedule.astype(np.uint32)[:, :, None]
 
 
 def philox(counter: Words, seed: int) -> Words:
@@ -58,22 +58,22 @@ def philox(counter: Words, seed: int) -> Words:
     Returns:
         [4, n] 32-bit words.
     """
-    even, odd = counter[0::2].copy(), counter[1::2].copy()
+    even, odd = counter[0::2].astype(np.uint64), counter[1::2].copy()
     product = np.empty_like(even)
-    crossed = product[::-1]  # each half of the state is fed by the other half's product
+    # Each half of the state is fed by the other half's product: hence the reversal.
+    words = product.view(np.uint32).reshape(2, -1, 2)[::-1]
+    low, high = words[..., _LOW], words[..., 1 - _LOW]
     for key in _round_keys(seed):
         np.multiply(even, _MULTIPLIERS, out=product)
-        np.right_shift(crossed, _HALF, out=even)
-        even ^= odd
-        even ^= key
-        np.bitwise_and(crossed, _LOW, out=odd)
-    return np.stack((even[0], odd[0], even[1], odd[1]))
+        odd ^= key
+        np.bitwise_xor(odd, high, out=even)
+        odd[...] = low
+    return np.stack((even[0].astype(np.uint32), odd[0], even[1].astype(np.uint32), odd[1]))
 
 
 def _open_uniform(high: Words, low: Words) -> Doubles:
     """Uniform numbers strictly between 0 and 1: the midpoints of 2^52 equal cells, exact in float64."""
-    cells = (high << np.uint64(20)) | (low >> np.uint64(12))
-    return (cells.astype(np.float64) + 0.5) * 2.0**-52
+    return (high * 2.0**20 + (low >> np.uint32(12)) + 0.5) * 2.0**-52
 
 
 class Noise:
@@ -87,44 +87,59 @@ class Noise:
 
     Args:
         seed: any integer in [-2^63, 2^64); a negative seed equals its two's complement.
+        vocab_size: ids are below it; it does not influence the noise.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, vocab_size: int) -> None:
         self.seed = seed & 0xFFFF_FFFF_FFFF_FFFF
+        self._blocks = np.arange(-(-vocab_size // BLOCK))
+        self._window = -1
+        self._owners: Indices = np.empty((0, 0), np.int64)
+        self._firsts: Doubles = np.empty((0, 0))
 
     def uniform(self, position: int, ids: ArrayLike, stream: Stream) -> Doubles:
         """[n] uniforms in the open interval (0, 1), one for each id."""
-        index = np.atleast_1d(np.asarray(ids, np.uint64))
-        bits = self._bits(position, index, np.full(len(index), stream, np.uint64))
+        bits = self._bits(position, np.atleast_1d(ids), stream)
         return _open_uniform(bits[0], bits[1])
 
     def gumbel(self, position: int, ids: Indices) -> Doubles:
         """[n] Gumbel(0, 1) noise of the token ids at an absolute position."""
+        owners, firsts = self._first_arrivals(position)
         blocks = ids // BLOCK
-        bits = self._bits(
-            position,
-            np.concatenate((blocks, ids)).astype(np.uint64),
-            np.repeat(np.array([Stream.BLOCK_FIRST, Stream.TOKEN], np.uint64), len(ids)),
-        )
-        firsts, others = np.split(-np.log(_open_uniform(bits[0], bits[1])), 2)
-        owners = blocks * BLOCK + (bits[2, : len(ids)] % BLOCK).astype(np.int64)
-        return -np.log(firsts / BLOCK + np.where(ids == owners, 0.0, others))
+        later = -np.log(self.uniform(position, ids, Stream.TOKEN))
+        later[ids == owners[blocks]] = 0.0
+        return np.asarray(-np.log(firsts[blocks] + later))
 
-    def ceilings(self, position: int, blocks: int) -> tuple[Indices, Doubles]:
-        """The highest Gumbel noise in each of the first `blocks` blocks of ids.
+    def ceilings(self, position: int) -> tuple[Indices, Doubles]:
+        """The highest Gumbel noise in each block of ids.
 
         Returns:
-            [blocks] the id that has it (it may lie beyond the vocabulary), and [blocks] its value.
+            [blocks] the id that has it (in the last block it may lie beyond the vocabulary) and
+            [blocks] its value.
         """
-        index = np.arange(blocks, dtype=np.uint64)
-        bits = self._bits(position, index, np.full(blocks, Stream.BLOCK_FIRST, np.uint64))
-        first = -np.log(_open_uniform(bits[0], bits[1])) / BLOCK
-        owner = (index * BLOCK + bits[2] % BLOCK).astype(np.int64)
-        return owner, -np.log(first)
+        owners, firsts = self._first_arrivals(position)
+        return owners, -np.log(firsts)
 
-    def _bits(self, position: int, index: Words, stream: Words) -> Words:
+    def _first_arrivals(self, position: int) -> tuple[Indices, Doubles]:
+        """[blocks] the id that arrives first in each block, and when.
+
+        Computed for a few neighbouring positions at once, since decoding will ask for them next and the
+        cost is mostly per call.
+        """
+        window, offset = divmod(position, _WINDOW)
+        if window != self._window:
+            count = len(self._blocks)
+            blocks = np.tile(self._blocks, _WINDOW)
+            positions = np.repeat(np.arange(_WINDOW) + window * _WINDOW, count)
+            bits = self._bits(positions, blocks, Stream.BLOCK_FIRST)
+            self._firsts = (-np.log(_open_uniform(bits[0], bits[1])) / BLOCK).reshape(_WINDOW, count)
+            self._owners = (blocks * BLOCK + bits[2] % BLOCK).reshape(_WINDOW, count)
+            self._window = window
+        return self._owners[offset], self._firsts[offset]
+
+    def _bits(self, position: int | Indices, index: Indices, stream: Stream) -> Words:
         """[4, n] random words for (position, index, stream)."""
-        counter = np.zeros((4, len(index)), np.uint64)
+        counter = np.zeros((4, len(index)), np.uint32)
         counter[0] = index
         counter[1] = position
         counter[2] = stream

@@ -37,16 +37,15 @@ def race(row: Floats, temperature: float, noise: Noise, position: int) -> int:
     Returns:
         The winning id, the lowest one on ties.
     """
-    starts = np.arange(0, len(row), BLOCK)
-    tops = np.maximum.reduceat(row, starts).astype(np.float64)
-    best = tops.max()
-    owners, ceilings = noise.ceilings(position, len(starts))
-    inside = owners < len(row)
-    leads = scale(row[owners[inside]], best, temperature) + ceilings[inside]
-    least = max(_GUESS, leads.max(initial=_GUESS))
+    tops = np.maximum.reduceat(row, np.arange(0, len(row), BLOCK))
+    best = float(tops.max())
+    owners, ceilings = noise.ceilings(position)
+    owned = row[np.minimum(owners, len(row) - 1)]
+    leads = np.where(owners < len(row), scale(owned, best, temperature) + ceilings, -np.inf)
+    least = max(_GUESS, leads.max())
     while True:
-        reach = temperature * (least - ceilings - _MARGIN)
-        ids = _within(row, best, tops, reach)
+        floors = best + temperature * (least - ceilings - _MARGIN)
+        ids = _reaching(row, tops, np.nextafter(floors.astype(np.float32), np.float32(-np.inf)))
         scores = scale(row[ids], best, temperature) + noise.gumbel(position, ids)
         winner = scores.argmax()
         if scores[winner] >= least:
@@ -71,10 +70,14 @@ def scale(values: Floats, best: float, temperature: float) -> Doubles:
         return np.asarray((values.astype(np.float64) - best) / temperature)
 
 
-def _within(row: Floats, best: float, tops: Doubles, reach: Doubles) -> Indices:
-    """Ids, ascending, whose logit is at least `best` plus their block's `reach`."""
-    blocks = np.flatnonzero(tops - best >= reach)
-    ids: Indices = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
-    ids = ids[: np.searchsorted(ids, len(row))]
-    floors = np.repeat(reach[blocks], BLOCK)[: len(ids)]
-    return np.asarray(ids[row[ids].astype(np.float64) - best >= floors])
+def _reaching(row: Floats, tops: Floats, floors: Floats) -> Indices:
+    """Ids, ascending, whose logit reaches the floor of their block; `tops` are the blocks' maxima."""
+    blocks = np.flatnonzero(tops >= floors)
+    whole = row[: len(row) // BLOCK * BLOCK].reshape(-1, BLOCK)
+    inside = blocks[: np.searchsorted(blocks, len(whole))]
+    places = np.flatnonzero(whole[inside] >= floors[inside, None])
+    ids: Indices = inside[places // BLOCK] * BLOCK + places % BLOCK
+    if len(inside) < len(blocks):
+        ragged = len(whole) * BLOCK
+        ids = np.concatenate((ids, ragged + np.flatnonzero(row[ragged:] >= floors[-1])))
+    return ids

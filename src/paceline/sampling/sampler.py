@@ -40,7 +40,7 @@ class Sampler:
     ) -> None:
         self.params = params
         self.vocab_size = vocab_size
-        self.noise = Noise(seed)
+        self.noise = Noise(seed, vocab_size)
         self.generated = 0
         self._stop_ids = _within(stop_ids, vocab_size, "stop_token_ids")
         self._bias_ids = _within(params.logit_bias, vocab_size, "logit_bias")
