@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 from paceline.errors import RequestError
@@ -34,6 +35,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._pieces = pieces
         self._marked = _Matcher(vocabulary, (Kind.USER_DEFINED,))
+        self._control = _Matcher(vocabulary, (Kind.CONTROL, Kind.UNKNOWN))
         self._special = _Matcher(vocabulary, (Kind.USER_DEFINED, Kind.CONTROL, Kind.UNKNOWN))
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
@@ -92,10 +94,13 @@ class Tokenizer:
         self._refuse_unknown(token)
         return self._vocabulary.is_special(token)
 
-    def special_texts(self) -> dict[str, int]:
-        """Return the control tokens: text to id."""
-        ids = self._vocabulary.ids_of(Kind.CONTROL, Kind.UNKNOWN)
-        return {self._vocabulary.tokens[i]: i for i in ids if self._vocabulary.tokens[i]}
+    def break_special(self, text: str, breaker: str) -> str:
+        """Return `text` with `breaker` inside every control token's text, for `encode` to drop again.
+
+        A control token that only begins at the end of the text, or only ends at its start, is broken
+        too, so that it cannot be completed by what a template puts beside it.
+        """
+        return self._control.break_up(text, breaker)
 
     def _parts(self, text: str, matcher: _Matcher, breaker: str, opening: bool = True) -> list[int]:
         ids: list[int] = []
@@ -130,6 +135,7 @@ class _Matcher:
         lengths: dict[str, set[int]] = {}
         for text in self._ids:
             lengths.setdefault(text[:2], set()).add(len(text))
+        self._longest_text = max(map(len, self._ids), default=0)
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
         starts = sorted(self._lengths, key=len, reverse=True)
         self._start = re.compile("|".join(map(re.escape, starts))) if starts else None
@@ -149,6 +155,30 @@ class _Matcher:
             done = at = at + len(token)
         if done < len(text):
             yield text[done:]
+
+    def break_up(self, text: str, breaker: str) -> str:
+        """Put `breaker` after the first character of every match, and at halves of one at the edges."""
+        # Every occurrence, not only those that `split` takes: breaking one may uncover another.
+        at = 0
+        while self._start and (found := self._start.search(text, at)):
+            at = found.start() + 1
+            if self._longest(text, at - 1) is not None:
+                text = text[:at] + breaker + text[at:]
+        body = text.strip()  # templates trim
+        start = len(text) - len(text.lstrip())
+        if any(body[:n] in self._endings for n in range(1, min(self._longest_text, len(body)) + 1)):
+            text = text[:start] + breaker + text[start:]
+        if any(body[-n:] in self._beginnings for n in range(1, min(self._longest_text, len(body)) + 1)):
+            text = text.rstrip() + breaker + text[len(text.rstrip()) :]
+        return text
+
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        return frozenset(text[:n] for text in self._ids for n in range(1, len(text)))
+
+    @cached_property
+    def _endings(self) -> frozenset[str]:
+        return frozenset(text[-n:] for text in self._ids for n in range(1, len(text)))
 
     def _longest(self, text: str, at: int) -> str | None:
         for start in (text[at : at + 2], text[at]):
