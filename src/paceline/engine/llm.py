@@ -1,0 +1,427 @@
+"""The Python API: a model, prompts in, texts out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, overload
+
+from paceline.core import Completion, SamplingParams, Target
+from paceline.drafters import registry
+from paceline.engine.engine import Engine
+from paceline.engine.request import Chunk, Request
+from paceline.errors import RequestError, UsageError, suggest
+from paceline.planning.pass_time import PassTime
+from paceline.planning.planner import Planner
+from paceline.text.template import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+from paceline.weights import hub
+from paceline.weights.gguf import GGUFFile
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or chat messages for the model's template."""
+
+Speculate = registry.Spec | Sequence[registry.Spec]
+"""\"auto\", \"off\", one drafter by name or as a mapping with its options, or a list of drafters."""
+
+_PLANNERS_KEPT = 16
+
+
+class LLM:
+    """A loaded model that answers prompts.
+
+    Threads may share one: their requests then share passes. What a request writes never depends on its
+    neighbours, on what was answered before, or on speculation.
+
+    Args:
+        model: path of a .gguf file, an alias such as "smollm2", org/name[:quant], or an open GGUFFile.
+        speculate: the default for all calls; see `Speculate`.
+        threads: None means one per physical core.
+        max_model_len: most tokens of prompt and output together; None means the model's own limit, or as
+            much as fits the machine.
+
+    Raises:
+        UsageError: an option that does not exist or cannot be met.
+        ModelFileError, UnsupportedModelError, ResourceError: the model cannot be had, read or run.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | GGUFFile,
+        *,
+        speculate: Speculate = "auto",
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        **unknown: Any,
+    ) -> None:
+        for name in unknown:
+            known = ["speculate", "threads", "max_model_len"]
+            raise UsageError(f"LLM has no option {name!r}", suggest(name, known))
+        from paceline.models.target import NativeTarget  # the native part loads only when a model does
+
+        registry.configure(speculate, vocab_size=1)  # a typo shows before gigabytes are read
+        file = model if isinstance(model, GGUFFile) else GGUFFile.open(hub.resolve(os.fspath(model)))
+        self._assemble(
+            NativeTarget.load(file, threads=threads, max_model_len=max_model_len),
+            Tokenizer.from_gguf(file.metadata),
+            chat_template=ChatTemplate.from_gguf(file.metadata),
+            speculate=speculate,
+            max_model_len=max_model_len,
+            pass_time=None,
+            file=file,
+        )
+
+    @classmethod
+    def from_target(
+        cls,
+        target: Target,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        speculate: Speculate = "auto",
+        max_model_len: int | None = None,
+        pass_time: PassTime | None = None,
+    ) -> Self:
+        """Use any `Target`. `pass_time` None means measured here."""
+        llm = cls.__new__(cls)
+        llm._assemble(
+            target,
+            tokenizer,
+            chat_template=chat_template,
+            speculate=speculate,
+            max_model_len=max_model_len,
+            pass_time=pass_time,
+            file=None,
+        )
+        return llm
+
+    def _assemble(
+        self,
+        target: Target,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: ChatTemplate | None,
+        speculate: Speculate,
+        max_model_len: int | None,
+        pass_time: PassTime | None,
+        file: GGUFFile | None,
+    ) -> None:
+        if max_model_len is not None and not 2 <= max_model_len <= target.context_limit:
+            raise UsageError(
+                f"max_model_len is {max_model_len}", f"give a value from 2 to {target.context_limit}"
+            )
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.engine = Engine(target, tokenizer, context_limit=max_model_len)
+        self.speculate = speculate
+        self._file = file
+        self._identity = "" if file is None else _identity(file.path)
+        self._pass_time = pass_time
+        self._planners: dict[str, Planner] = {}
+        self._lock = threading.Lock()
+        self._cancelled: deque[Request] = deque()
+        self._planner(speculate, predicting=False)
+
+    @property
+    def context_limit(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self.engine.context_limit
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculate: Speculate | None = None,
+        prediction: str | Sequence[int] | None = None,
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | Sequence[Sequence[int]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: Speculate | None = None,
+        prediction: str | Sequence[int] | None = None,
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: Speculate | None = None,
+        prediction: str | Sequence[int] | None = None,
+    ) -> Completion | list[Completion]:
+        """Answer one prompt, or several together.
+
+        Token ids include the stop token, or the tokens that spell the stop string; the text does not.
+
+        Args:
+            prompt: one `Prompt` or a list of them. Control tokens written in a text prompt count as such;
+                in chat messages they are plain text.
+            params: for all prompts, or one for each.
+            speculate: overrides the LLM's own for this call.
+            prediction: text, or token ids, that the output will resemble; drafts are taken from it.
+
+        Returns:
+            One completion; a list for several prompts, or for n > 1: the n completions of each prompt in
+            order. (For type checkers: put a single prompt with n > 1 into a list.)
+
+        Raises:
+            RequestError: a prompt or parameter that cannot be served.
+        """
+        several = _is_several(prompt)
+        prompts = list(prompt) if several else [prompt]
+        each = _params_for(prompts, params)
+        asked = zip(prompts, each, strict=True)
+        ready = [self._prepare(one, its, speculate, prediction) for one, its in asked]
+        with self._submit(ready) as stream:
+            completions = stream.completions()
+        return completions if several or each[0].n > 1 else completions[0]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculate: Speculate | None = None,
+        prediction: str | Sequence[int] | None = None,
+    ) -> Stream:
+        """Answer one prompt piece by piece; arguments as in `generate`. The last chunk of each of the n
+        completions carries it whole. Breaking off is safe: what was begun is cancelled."""
+        if _is_several(prompt):
+            raise RequestError("stream takes one prompt", "use generate for several")
+        return self._submit([self._prepare(prompt, params or SamplingParams(), speculate, prediction)])
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text prompt, as `generate` would use them."""
+        return self.tokenizer.encode(text, parse_special=True)
+
+    def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.tokenizer.decode(ids, skip_special=skip_special)
+
+    def clear(self) -> None:
+        """Forget cached prompts and what drafters learnt from earlier answers."""
+        with self._lock:
+            self.engine.clear_cache()
+            self._planners.clear()
+
+    def close(self) -> None:
+        """Let go of the model file. The LLM cannot be used afterwards."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        speculate: Speculate | None,
+        prediction: str | Sequence[int] | None,
+    ) -> _Prepared:
+        if isinstance(prediction, str):
+            prediction = self.tokenizer.encode(prediction, add_special=False)
+        planner = self._planner(
+            self.speculate if speculate is None else speculate, predicting=prediction is not None
+        )
+        ids = self._ids(prompt)
+        seed = int.from_bytes(os.urandom(6)) if params.seed is None else params.seed
+        return _Prepared(ids, params, planner, seed, [int(i) for i in prediction or ()])
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            ids = self.tokenize(prompt)
+        elif messages := [message for message in prompt if isinstance(message, Mapping)]:
+            if self.chat_template is None:
+                raise RequestError("this model has no chat template", "give the prompt as text")
+            if len(messages) < len(prompt):
+                raise RequestError("the prompt mixes messages with something else", "give messages only")
+            ids = self.chat_template.encode(self.tokenizer, messages)
+        else:
+            ids = [_id(token) for token in prompt]
+        if not ids and self.tokenizer.bos_id is not None:
+            ids = [self.tokenizer.bos_id]
+        return ids
+
+    def _submit(self, prepared: Sequence[_Prepared]) -> Stream:
+        requests: list[Request] = []
+        with self._lock:
+            try:
+                for one in prepared:
+                    leader: Request | None = None
+                    for index in range(one.params.n):
+                        request = self.engine.add(
+                            one.ids,
+                            one.params,
+                            one.planner,
+                            seed=one.seed + index,
+                            prediction=one.prediction,
+                            leader=leader,
+                            index=index,
+                        )
+                        requests.append(request)
+                        leader = leader or request
+            except BaseException:
+                for request in requests:
+                    self.engine.abort(request)
+                raise
+        return Stream(self, requests)
+
+    def _planner(self, speculate: Speculate, *, predicting: bool) -> Planner:
+        """The planner of a way to speculate; kept, because drafters learn."""
+        try:
+            key = json.dumps([speculate, predicting], sort_keys=True)
+        except (TypeError, ValueError):
+            raise UsageError(f"speculate is {speculate!r}", "use names and plain options") from None
+        if key not in self._planners:
+            speculation = registry.configure(
+                speculate, vocab_size=self.engine.target.vocab_size, identity=self._identity
+            )
+            drafters = speculation.drafters
+            if predicting and drafters and all(drafter.name != "prediction" for drafter in drafters):
+                drafters.append(registry.create("prediction", vocab_size=self.engine.target.vocab_size))
+            while len(self._planners) >= _PLANNERS_KEPT:
+                self._planners.pop(next(iter(self._planners)))
+            self._planners[key] = Planner(
+                self._measured() if drafters else PassTime.flat(),
+                drafters,
+                draft_length=speculation.draft_length,
+            )
+        return self._planners[key]
+
+    def _measured(self) -> PassTime:
+        if self._pass_time is None:
+            with self._lock:
+                self.engine.clear_cache()  # measuring writes to the first pages
+                self._pass_time = PassTime.measure(self.engine.target)
+        return self._pass_time
+
+    def _step(self) -> None:
+        with self._lock:
+            self._sweep()
+            try:
+                self.engine.step()
+            except BaseException:
+                if self.engine.torn:
+                    self._planners.clear()  # a drafter may have been caught half-way
+                raise
+            self._sweep()
+
+    def _cancel(self, requests: Sequence[Request]) -> None:
+        """Abort requests: now, or right after the step that is running. May be called by the garbage
+        collector in the middle of anything, hence never waits."""
+        self._cancelled.extend(requests)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._lock.release()
+
+    def _sweep(self) -> None:
+        while self._cancelled:
+            self.engine.abort(self._cancelled.popleft())
+
+
+class Stream(Iterator[Chunk]):
+    """Chunks of one or more completions as they come. Closing it, or dropping it, cancels what is left."""
+
+    def __init__(self, llm: LLM, requests: Sequence[Request]) -> None:
+        self._llm = llm
+        self._requests = requests
+
+    def __next__(self) -> Chunk:
+        try:
+            while True:
+                for request in self._requests:
+                    if request.outbox:
+                        return request.outbox.popleft()
+                    if request.error is not None:
+                        raise request.error
+                if all(request.over for request in self._requests):
+                    raise StopIteration
+                self._llm._step()
+        except BaseException:
+            self.close()
+            raise
+
+    def completions(self) -> list[Completion]:
+        """Run to the end; the completions in order of request."""
+        for _ in self:
+            pass
+        return [request.completion for request in self._requests if request.completion is not None]
+
+    def close(self) -> None:
+        left = [request for request in self._requests if not request.over]
+        if left:
+            self._llm._cancel(left)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Prepared(NamedTuple):
+    ids: list[int]
+    params: SamplingParams
+    planner: Planner
+    seed: int
+    prediction: list[int]
+
+
+def _is_several(prompt: object) -> bool:
+    if isinstance(prompt, str):
+        return False
+    if not isinstance(prompt, Sequence):
+        raise RequestError(
+            f"the prompt is of type {type(prompt).__name__}", "give text, token ids or messages"
+        )
+    return len(prompt) > 0 and isinstance(prompt[0], Sequence)
+
+
+def _params_for(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise RequestError(
+            f"{len(params)} sampling parameters for {len(prompts)} prompts",
+            "give one for all or one for each",
+        )
+    return list(params)
+
+
+def _id(token: object) -> int:
+    if isinstance(token, bool) or not hasattr(token, "__index__"):
+        raise RequestError(f"the prompt holds {token!r}, not a token id", "give text, token ids or messages")
+    return int(token.__index__())
+
+
+def _identity(path: Path) -> str:
+    """Names a model file by its header and size, without reading all of it."""
+    with path.open("rb") as file:
+        head = file.read(1 << 20)
+    return hashlib.sha256(head + str(path.stat().st_size).encode()).hexdigest()[:32]
