@@ -1,9 +1,10 @@
 """From "what kind of guess is this" to "how likely is it right", learnt while running.
 
-A drafter sorts its guesses into buckets (match length, how often seen, ...). Each bucket keeps the share
-of its guesses that came true, over all requests; each request keeps one number beside that, how much
-luckier or unluckier it is than the average. Both learn from every guess whose parent came true, whether
-or not it was bought, because the committed text says what would have been right.
+A drafter describes each guess by a few features (how long the match, how often seen, which source, ...).
+The chance is a sum of one weight per feature on the scale of log-odds, plus the luck of the request: a
+logistic regression, trained online. It learns from every guess whose parent came true, whether or not
+the planner bought it: the committed text itself says what would have been right, so nothing need be spent
+on finding out. A guess behind a wrong one teaches nothing and is not counted.
 """
 
 from __future__ import annotations
@@ -11,48 +12,62 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+Features = tuple[int, ...]
+
 
 class Calibration:
-    """Share of guesses that came true, by bucket; kept for the life of an `LLM`.
+    """One weight per feature, kept for the life of an `LLM`.
 
     Args:
-        priors: [buckets] chance of each bucket before anything was seen.
-        strength: how many observations a prior is worth.
-        memory: observations after which older ones fade (the running mean becomes exponential).
+        weights: [features] log-odds to start from.
     """
 
-    def __init__(self, priors: Sequence[float], *, strength: float = 12.0, memory: float = 1500.0) -> None:
-        self.means = list(priors)
-        self._weights = [strength] * len(priors)
-        self._memory = memory
+    FIRST_RATE = 0.2
+    FADE = 60.0
+    LAST_RATE = 0.01
+    """The step shrinks from FIRST_RATE as 1 / (1 + observations / FADE), but never below LAST_RATE, so that
+    the weights follow when the kind of traffic changes."""
 
-    def record(self, bucket: int, hit: bool) -> None:
-        weight = min(self._weights[bucket] + 1.0, self._memory)
-        self._weights[bucket] = weight
-        self.means[bucket] += (hit - self.means[bucket]) / weight
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.weights = list(weights)
+        self._seen = [0] * len(weights)
+
+    def chance(self, features: Features, luck: float = 0.0) -> float:
+        weights = self.weights
+        for feature in features:
+            luck += weights[feature]
+        return 1.0 / (1.0 + math.exp(-luck))
+
+    def record(self, features: Features, chance: float, hit: bool) -> None:
+        """Learn that a guess given `chance` was right or wrong."""
+        miss = hit - chance
+        for feature in features:
+            seen = self._seen[feature] = self._seen[feature] + 1
+            rate = max(self.LAST_RATE, self.FIRST_RATE / (1.0 + seen / self.FADE))
+            self.weights[feature] += rate * miss
 
 
 class Luck:
-    """How much better or worse than the calibration a single request does, as a factor on the odds.
+    """How much more or less often than the calibration says a single request's guesses come true."""
 
-    A step of gradient descent on log loss per observation: a run of failures silences a request within
-    about ten guesses, a run of hits wakes it as quickly.
-    """
+    __slots__ = ("log_odds",)
 
-    __slots__ = ("_log_odds", "odds")
-
-    RATE = 0.25
+    RATE = 0.12
     LIMIT = 3.0
 
     def __init__(self) -> None:
-        self._log_odds = 0.0
-        self.odds = 1.0
+        self.log_odds = 0.0
 
-    def adjust(self, chance: float) -> float:
-        scaled = chance * self.odds
-        return scaled / (1.0 - chance + scaled)
+    def record(self, chance: float, hit: bool) -> None:
+        moved = self.log_odds + self.RATE * (hit - chance)
+        self.log_odds = max(-self.LIMIT, min(self.LIMIT, moved))
 
-    def record(self, predicted: float, hit: bool) -> None:
-        moved = self._log_odds + self.RATE * (hit - predicted)
-        self._log_odds = max(-self.LIMIT, min(self.LIMIT, moved))
-        self.odds = math.exp(self._log_odds)
+
+_LENGTH_CLASS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, *(7,) * 6, *(8,) * 8)
+
+LENGTH_CLASSES = 10
+
+
+def length_class(length: int) -> int:
+    """Sort match lengths into LENGTH_CLASSES classes: 0 to 4 alone, then ever wider, 24 and more together."""
+    return _LENGTH_CLASS[length] if length < 24 else 9

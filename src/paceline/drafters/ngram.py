@@ -8,10 +8,11 @@ there is offered as a chain.
 from __future__ import annotations
 
 from paceline.core import Context, Draft, Outcome
-from paceline.drafters.calibration import Calibration, Luck
+from paceline.drafters.calibration import Calibration, Features, Luck, length_class
 from paceline.errors import UsageError
 
-_LONGEST_BUCKET = 24
+# A copied stretch tends to go on: the longer the match so far, the surer the next token.
+_WEIGHTS = (-1.5, -1.0, -0.4, 0.2, 0.5, 0.7, 1.0, 1.5, 2.5, 3.5)
 
 
 class NgramIndex:
@@ -64,7 +65,7 @@ class _Request:
         self.index = index
         self.luck = Luck()
         self.length = 0
-        self.offer: tuple[list[int], list[int]] = ([], [])
+        self.offer: list[tuple[int, float, Features]] = []
 
 
 class NgramDrafter:
@@ -80,21 +81,21 @@ class NgramDrafter:
             )
         self.shortest = shortest
         self.longest = longest
-        # A copied stretch tends to go on: the longer the match so far, the surer the next token.
-        self.calibration = Calibration([1.0 - 0.75 / (1.0 + 0.35 * n) for n in range(_LONGEST_BUCKET + 1)])
+        self.calibration = Calibration(_WEIGHTS)
         self._requests: dict[int, _Request] = {}
 
     def propose(self, context: Context, budget: int) -> Draft:
         request = self._follow(context)
-        request.offer = ([], [])
+        request.offer = []
         matched, start = request.index.find()
         if matched == 0 or budget <= 0:
             return Draft.empty()
-        tokens = context.tokens[start : start + budget]
-        buckets = [min(matched + depth, _LONGEST_BUCKET) for depth in range(len(tokens))]
-        request.offer = (tokens, buckets)
-        means, adjust = self.calibration.means, request.luck.adjust
-        return Draft.chain(tokens, [adjust(means[b]) for b in buckets], self.name, buckets)
+        luck = request.luck.log_odds
+        for depth, token in enumerate(context.tokens[start : start + budget]):
+            features = (length_class(matched + depth),)
+            request.offer.append((token, self.calibration.chance(features, luck), features))
+        tokens, chances, _ = zip(*request.offer, strict=True)
+        return Draft.chain(tokens, chances, self.name)
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:  # noqa: ARG002
         self._follow(context)
@@ -114,13 +115,11 @@ class NgramDrafter:
         return request
 
     def _learn(self, request: _Request, tokens: list[int]) -> None:
-        guesses, buckets = request.offer
-        for position, (guess, bucket) in enumerate(zip(guesses, buckets, strict=True), request.length):
-            if position >= len(tokens):
-                break
-            hit = tokens[position] == guess
-            request.luck.record(request.luck.adjust(self.calibration.means[bucket]), hit)
-            self.calibration.record(bucket, hit)
+        written = tokens[request.length :]
+        for (guess, chance, features), token in zip(request.offer, written, strict=False):
+            hit = guess == token
+            request.luck.record(chance, hit)
+            self.calibration.record(features, chance, hit)
             if not hit:
                 break
-        request.offer = ([], [])
+        request.offer = []

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.core import Drafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.suffix import SuffixDrafter
 from paceline.errors import UsageError, suggest
 
 
@@ -29,6 +30,12 @@ class Row:
 
 
 REGISTRY: dict[str, Row] = {
+    "suffix": Row(
+        SuffixDrafter,
+        {"max_tokens": ("max_tokens", int), "file": ("file", str)},
+        ("suffix-decoding", "ngram-cache"),
+        ("vocab_size", "identity"),
+    ),
     "ngram": Row(
         NgramDrafter,
         {
@@ -41,7 +48,7 @@ REGISTRY: dict[str, Row] = {
     ),
 }
 
-_AUTO = ("ngram",)
+_AUTO = ("suffix",)
 
 
 @dataclass(frozen=True, slots=True)
