@@ -1,7 +1,8 @@
 """Measure arms against each other on real prompts, and check that they write the same tokens.
 
 Arms take turns within every prompt, and the order turns too, so that a machine that warms up or slows down
-does so for all of them. Every arm starts a prompt cold: nothing of an earlier answer to it is remembered.
+does so for all of them. Arms start every prompt cold: no cached prompt, nothing learnt from earlier answers.
+With `warm`, drafters keep what they learnt from other prompts; the prompt cache is emptied all the same.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Arm(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget cached prompts and earlier answers."""
+        """Forget what a rule of fairness says must not carry over from prompt to prompt."""
         ...
 
 
@@ -47,9 +48,10 @@ class EngineArm:
 
     decode_clock = "engine"
 
-    def __init__(self, llm: LLM, speculate: str) -> None:
+    def __init__(self, llm: LLM, speculate: str, *, warm: bool = False) -> None:
         self.name = speculate
         self._llm = llm
+        self._warm = warm
         # In an arm's name `+` joins drafters, because commas part the arms.
         self._speculate: str | list[str] = speculate.split("+") if "+" in speculate else speculate
 
@@ -60,7 +62,10 @@ class EngineArm:
         )
 
     def clear(self) -> None:
-        self._llm.clear()
+        if self._warm:
+            self._llm.engine.clear_cache()
+        else:
+            self._llm.clear()
 
 
 @dataclass(slots=True)

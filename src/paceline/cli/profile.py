@@ -1,0 +1,69 @@
+"""`paceline profile MODEL`"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paceline.cli import terminal
+from paceline.cli.loading import locate
+from paceline.cli.options import DEMO_MODEL, Model
+from paceline.cli.verb import verb
+from paceline.tools.profile import Profile, profile
+from paceline.tools.provenance import provenance
+
+
+@verb
+def command(
+    model: Model = DEMO_MODEL,
+    *,
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Default: one per physical core")
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", min=0, help="Tokens in the KV cache during a pass")
+    ] = 128,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.0, help="Time spent on each kind of pass")
+    ] = 2.0,
+    json: Annotated[bool, typer.Option("--json", help="Print one object")] = False,
+) -> None:
+    from paceline import native
+    from paceline.models.target import NativeTarget
+    from paceline.tools.describe import describe
+    from paceline.weights.gguf import GGUFFile
+
+    path = locate(model)
+    with GGUFFile.open(path) as file:
+        target = NativeTarget.load(file, threads=threads, max_model_len=context + 1024)
+        found = profile(
+            target,
+            weight_bytes=target.weight_bytes,
+            kv_bytes_per_token=describe(path).kv_bytes_per_token,
+            read_bandwidth=lambda: native.read_bandwidth(target.threads),
+            context=context,
+            budget_s=seconds,
+        )
+    if json:
+        terminal.write_json(asdict(found) | {"provenance": provenance()})
+    else:
+        _show(found)
+
+
+def _show(found: Profile) -> None:
+    lines = [
+        f"weights   {found.weight_bytes / 1e6:.1f} MB, read by every pass",
+        f"memory    {found.read_bandwidth / 1e9:.1f} GB/s read by the same threads",
+        f"context   {found.context} tokens, {found.kv_bytes_per_token} bytes each",
+        "",
+        "  rows       ms   of one row   rows/s      GB/s   of memory",
+    ]
+    for cost in found.passes:
+        kind = "prefill" if cost.outputs == 1 < cost.rows else ""
+        lines.append(
+            f"{cost.rows:>6} {cost.seconds * 1e3:>8.2f} {cost.ratio:>11.2f}x {cost.rows / cost.seconds:>8.0f}"
+            f" {cost.bytes / cost.seconds / 1e9:>9.1f} {cost.bandwidth_share:>10.0%}  {kind}".rstrip()
+        )
+    terminal.write("\n".join(lines) + "\n")

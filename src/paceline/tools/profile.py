@@ -1,0 +1,138 @@
+"""What a pass of the target costs on this machine, against what its memory allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from paceline.core import ROOT, Ids, Rows, Target
+from paceline.errors import RequestError
+
+ROWS = (1, 2, 4, 8, 16, 32)
+PREFILL = 512
+WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """One kind of pass.
+
+    Attributes:
+        rows: rows of the pass.
+        outputs: rows whose next token was computed: all of them while checking drafts, one in prefill.
+        seconds: median over `passes`; `fastest` the least.
+        ratio: seconds over those of a pass of one row.
+        bytes: weights and KV cache read at least once.
+        bandwidth_share: bytes / seconds over the machine's read bandwidth.
+    """
+
+    rows: int
+    outputs: int
+    passes: int
+    seconds: float
+    fastest: float
+    ratio: float
+    bytes: int
+    bandwidth_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Attributes:
+    read_bandwidth: bytes per second that the same threads read from memory, the best of several tries
+        before, between and after the passes.
+    context: tokens in the KV cache during each pass.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    read_bandwidth: float
+    context: int
+    passes: list[PassCost]
+
+
+def rows_at(target: Target, start: int, count: int, outputs: int) -> Rows:
+    """A chain of `count` rows behind `start` tokens, the last `outputs` of them wanted."""
+    places: Ids = np.arange(start, start + count, dtype=np.int32)
+    return Rows(
+        tokens=(places * 7 + 11) % np.int32(target.vocab_size),
+        positions=places,
+        slots=places.copy(),
+        parents=np.full(count, ROOT, np.int32),
+        sequences=np.zeros(count, np.int32),
+        tables=np.arange(-(-(start + count) // target.page_size), dtype=np.int32)[None],
+        wanted=np.arange(count - outputs, count, dtype=np.int32),
+        logits=False,
+    )
+
+
+def profile(
+    target: Target,
+    *,
+    weight_bytes: int,
+    kv_bytes_per_token: int,
+    read_bandwidth: Callable[[], float],
+    context: int = 128,
+    budget_s: float = 2.0,
+    progress: Callable[[], None] = lambda: None,
+) -> Profile:
+    """Time passes of 1 to 32 rows and a prefill, each for about `budget_s` seconds.
+
+    Kinds of passes take turns, so that a machine that drifts does so for all. Overwrites the target's KV.
+
+    Raises:
+        RequestError: the context and the largest pass do not fit the model's limit.
+    """
+    kinds = [(n, n) for n in ROWS if n <= target.max_rows] + [(min(PREFILL, target.max_rows), 1)]
+    needed = context + max(rows for rows, _ in kinds)
+    if needed > min(target.context_limit, target.pages * target.page_size):
+        raise RequestError(
+            f"{needed} tokens do not fit the context limit {target.context_limit}", "lower --context"
+        )
+    _fill(target, context)
+    bandwidth = [read_bandwidth()]
+    times: list[list[float]] = [[] for _ in kinds]
+    for _ in range(WARM_UP):
+        for rows, outputs in kinds:
+            _time(target, context, rows, outputs)
+    while _unfinished(times, budget_s):
+        for (rows, outputs), own in zip(kinds, times, strict=True):
+            if sum(own) < budget_s:
+                own.append(_time(target, context, rows, outputs))
+        bandwidth.append(read_bandwidth() if len(times[0]) % 16 == 1 else 0.0)
+        progress()
+    bandwidth.append(read_bandwidth())
+    one = median(times[0])
+    costs = [
+        _cost(rows, outputs, own, one, weight_bytes + context * kv_bytes_per_token, max(bandwidth))
+        for (rows, outputs), own in zip(kinds, times, strict=True)
+    ]
+    return Profile(weight_bytes, kv_bytes_per_token, max(bandwidth), context, costs)
+
+
+def _fill(target: Target, context: int) -> None:
+    for start in range(0, context, target.max_rows):
+        target.forward(rows_at(target, start, min(target.max_rows, context - start), 0))
+
+
+def _time(target: Target, context: int, rows: int, outputs: int) -> float:
+    asked = rows_at(target, context, rows, outputs)
+    started = time.perf_counter()
+    target.forward(asked)
+    return time.perf_counter() - started
+
+
+def _unfinished(times: Sequence[Sequence[float]], budget_s: float) -> bool:
+    return any(sum(own) < budget_s for own in times)
+
+
+def _cost(
+    rows: int, outputs: int, times: Sequence[float], one: float, moved: int, bandwidth: float
+) -> PassCost:
+    seconds = median(times)
+    share = moved / seconds / bandwidth if bandwidth > 0 else 0.0
+    return PassCost(rows, outputs, len(times), seconds, min(times), seconds / one, moved, share)
