@@ -36,6 +36,7 @@ def command(
     from paceline.weights.gguf import GGUFFile
 
     path = locate(model)
+    terminal.note(f"measuring for about {8 * seconds:.0f} s")
     with GGUFFile.open(path) as file:
         target = NativeTarget.load(file, threads=threads, max_model_len=context + 1024)
         found = profile(

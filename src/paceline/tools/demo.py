@@ -41,8 +41,7 @@ class Lane:
 
     Attributes:
         clock: seconds this side has computed, prefill included.
-        pieces: (text, whether it was drafted) in order; a step's text counts as drafted when most of its
-            tokens were.
+        pieces: (text of a step, whether any of its tokens was a draft that the target took) in order.
         tokens: so far; `result` once it is over.
     """
 
@@ -63,7 +62,7 @@ class Lane:
         self.clock += seconds
         self.first = self.clock if self.first is None else self.first
         self.tokens += len(chunk.tokens)
-        self.pieces.append((chunk.text, 2 * sum(map(bool, chunk.sources)) > len(chunk.sources)))
+        self.pieces.append((chunk.text, any(chunk.sources)))
         self.result = chunk.completion or self.result
 
 

@@ -78,7 +78,6 @@ def profile(
     read_bandwidth: Callable[[], float],
     context: int = 128,
     budget_s: float = 2.0,
-    progress: Callable[[], None] = lambda: None,
 ) -> Profile:
     """Time passes of 1 to 32 rows and a prefill, each for about `budget_s` seconds.
 
@@ -99,12 +98,11 @@ def profile(
     for _ in range(WARM_UP):
         for rows, outputs in kinds:
             _time(target, context, rows, outputs)
-    while _unfinished(times, budget_s):
+    while any(_unfinished(own, budget_s) for own in times):
         for (rows, outputs), own in zip(kinds, times, strict=True):
-            if sum(own) < budget_s:
+            if _unfinished(own, budget_s):
                 own.append(_time(target, context, rows, outputs))
         bandwidth.append(read_bandwidth() if len(times[0]) % 16 == 1 else 0.0)
-        progress()
     bandwidth.append(read_bandwidth())
     one = median(times[0])
     costs = [
@@ -126,8 +124,8 @@ def _time(target: Target, context: int, rows: int, outputs: int) -> float:
     return time.perf_counter() - started
 
 
-def _unfinished(times: Sequence[Sequence[float]], budget_s: float) -> bool:
-    return any(sum(own) < budget_s for own in times)
+def _unfinished(times: Sequence[float], budget_s: float) -> bool:
+    return not times or sum(times) < budget_s
 
 
 def _cost(
