@@ -8,6 +8,7 @@ surest guess speaks first, and each further one gets its part of what those befo
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from math import exp
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,8 @@ WIDTH = 3
 LEAST = 0.01
 """The n-th node must be reached and right with at least n times this chance: no row is for free."""
 
-_SURE = 12
-"""A single earlier occurrence that matches this far speaks alone."""
+_SURE = 8
+"""A single earlier occurrence in the request itself that matches this far speaks alone."""
 
 # Layout of the features. Evidence: seen once, twice or more and never anything else (DETERMINED); or one
 # of several, seen 1, 2, 3-5 or more times, in the longest known context (COUNTED) or in a shorter one
@@ -47,8 +48,14 @@ _WEIGHTS = (
     *(-1.3, -0.9, -0.6, -0.3),
 )
 
-_Guess = tuple[int, float, float, Features]
-"""(token, chance among its siblings, chance once those before it have failed, features)"""
+_Trail = tuple[int, int] | None
+"""(position, match length) where the text goes on that is being copied; None when it is not that plain"""
+
+_Guess = tuple[int, float, float, Features, _Trail]
+"""(token, chance, chance once the guesses before it have failed, features, trail)"""
+
+_Candidate = tuple[float, int, int, float, int, list[int], _Trail]
+"""(minus path chance, serial, parent, chance, token, text before it, trail)"""
 
 
 class _Request:
@@ -89,18 +96,20 @@ class SuffixDrafter:
         tokens: list[int] = []
         parents: list[int] = []
         chances: list[float] = []
-        # (minus path chance, serial, parent, chance, token, text before it)
-        queue: list[tuple[float, int, int, float, int, list[int]]] = []
+        queue: list[_Candidate] = []
         node, path, text = ROOT, 1.0, context.tokens[-REACH:]
+        trail: _Trail = None
         while len(tokens) < budget:
-            guesses[node] = found = self._guess(request, text)
+            guesses[node] = found = self._copy(request, trail) if trail else self._guess(request, text)
             least = LEAST * (1 + len(tokens))
-            for token, chance, _, _ in found:
-                if path * chance >= least:
-                    heappush(queue, (-path * chance, len(queue) + len(tokens), node, chance, token, text))
+            for token, chance, _, _, onward in found:
+                reached = path * chance
+                if reached >= least:
+                    serial = len(queue) + len(tokens)
+                    heappush(queue, (-reached, serial, node, chance, token, text, onward))
             if not queue or -queue[0][0] < least:
                 break
-            path, _, parent, chance, token, text = heappop(queue)
+            path, _, parent, chance, token, text, trail = heappop(queue)
             path, node, text = -path, len(tokens), [*text, token]
             nodes[parent, token] = node
             tokens.append(token)
@@ -141,7 +150,7 @@ class SuffixDrafter:
     def _learn(self, request: _Request, tokens: list[int]) -> None:
         node = ROOT
         for token in tokens[request.length :]:
-            for guess, _, chance, features in request.guesses.get(node, ()):
+            for guess, _, chance, features, _ in request.guesses.get(node, ()):
                 hit = guess == token
                 request.luck.record(chance, hit)
                 self.calibration.record(features, chance, hit)
@@ -154,58 +163,73 @@ class SuffixDrafter:
     def _guess(self, request: _Request, text: list[int]) -> list[_Guess]:
         """The guesses for the token after `text`, surest first."""
         weights = self.calibration.weights
-        own = _known(request.tree, text)
-        if own and own[0][1] >= _SURE and own[0][2] < _COUNTED:
-            ranked = [(0.0, own[0][0], (_OWN, _LENGTH + length_class(own[0][1]), own[0][2]))]
-        else:
-            found = {token: (_OWN, length, evidence) for token, length, evidence in own}
-            for token, length, evidence in _known(self.store.tree, text):
-                if mine := found.get(token):
-                    better = mine if mine[1] >= length else (_BOTH, length, evidence)
-                    found[token] = (_BOTH, better[1], better[2])
-                else:
-                    found[token] = (_SHARED, length, evidence)
-            ranked = []
-            for token, (source, length, evidence) in found.items():
-                order = _LENGTH + length_class(length)
-                sureness = weights[source] + weights[order] + weights[evidence]
-                ranked.append((-sureness, token, (source, order, evidence)))
-            ranked.sort()
-        left, luck = 1.0, request.luck.log_odds
+        tree = request.tree
+        own, leaf, length = _known(tree, text)
+        if length >= _SURE and tree.older[leaf] < 0:
+            return self._copy(request, (leaf, length))
+        found = {guess[0]: (_OWN, guess[1], guess[2]) for guess in own}
+        for token, order, evidence in _known(self.store.tree, text)[0]:
+            mine = found.get(token)
+            if mine is None:
+                found[token] = (_SHARED, order, evidence)
+            elif mine[1] >= order:
+                found[token] = (_BOTH, mine[1], mine[2])
+            else:
+                found[token] = (_BOTH, order, evidence)
+        ranked = [(weights[f[0]] + weights[f[1]] + weights[f[2]], token, f) for token, f in found.items()]
+        ranked.sort(reverse=True)
+        left, luck, rank = 1.0, request.luck.log_odds, _RANK
         guesses: list[_Guess] = []
-        for rank, (_, token, known) in enumerate(ranked[:WIDTH]):
-            features = (*known, _RANK + rank)
-            chance = self.calibration.chance(features, luck)
-            guesses.append((token, left * chance, chance, features))
+        for sureness, token, features in ranked[:WIDTH]:
+            chance = 1.0 / (1.0 + exp(-sureness - weights[rank] - luck))
+            guesses.append((token, left * chance, chance, (*features, rank), None))
             left -= left * chance
+            rank += 1
         return guesses
 
+    def _copy(self, request: _Request, trail: tuple[int, int]) -> list[_Guess]:
+        """What stands on the trail: the only place where so long a match occurred, so nothing competes."""
+        position, length = trail
+        tokens = request.tree.tokens
+        features = (_OWN, _LENGTH + length_class(length), _DETERMINED, _RANK)
+        chance = self.calibration.chance(features, request.luck.log_odds)
+        onward = (position + 1, length + 1) if position + 1 < len(tokens) else None
+        return [(tokens[position], chance, chance, features, onward)]
 
-def _known(tree: ContextTree, text: list[int]) -> list[tuple[int, int, int]]:
-    """What followed `text` in the tree: at most about WIDTH of (token, match length, evidence feature)."""
+
+def _known(tree: ContextTree, text: list[int]) -> tuple[list[tuple[int, int, int]], int, int]:
+    """What followed `text` in the tree.
+
+    Returns:
+        (guesses, leaf, length): at most about WIDTH of (token, length feature, evidence feature), longest
+        context first; the newest position of the leaf the text ends in, or -1; the length matched there.
+    """
     contexts, leaf = tree.contexts(text)
     found: list[tuple[int, int, int]] = []
     seen: list[int] = []
+    matched = 0
     if leaf >= 0:
         older = tree.older[leaf]
         times = 0 if older < 0 else 1 if tree.older[older] < 0 else 2
         token = tree.tokens[leaf]
-        found.append((token, tree.matched(text, leaf, REACH), _DETERMINED + times))
+        matched = tree.matched(text, leaf, REACH)
+        found.append((token, _LENGTH + length_class(matched), _DETERMINED + times))
         seen.append(token)
     length = len(contexts)
-    for node in reversed(contexts):
-        if len(found) >= WIDTH:
-            break
+    while length and len(found) < WIDTH:
+        node = contexts[length - 1]
         counts = node.counts
         left = node.total
         for token in seen:
-            left -= counts.get(token, 0)
+            if token in counts:
+                left -= counts[token]
         if left:
             base = _COUNTED if left == node.total else _LEFT_OVER
+            order = _LENGTH + length_class(length)
             for token in node.top:
                 if token not in seen:
                     times = counts[token]
-                    found.append((token, length, base + (times - 1 if times < 3 else 2 if times < 6 else 3)))
+                    found.append((token, order, base + (times - 1 if times < 3 else 2 if times < 6 else 3)))
                     seen.append(token)
         length -= 1
-    return found
+    return found, leaf, matched

@@ -63,8 +63,21 @@ def _share(parents: list[int], chances: list[float]) -> None:
 
 def select(draft: Draft, nodes: Sequence[int]) -> Draft:
     """Keep `nodes` (ascending, each with its ancestors) of a draft, in their order."""
-    if len(nodes) == len(draft):
+    n = len(nodes)
+    if n == len(draft):
         return draft
+    if n == 0:
+        return Draft.empty()
+    if nodes[-1] == n - 1:
+        probs = None if draft.probs is None else draft.probs[:n]
+        return Draft(
+            draft.tokens[:n],
+            draft.parents[:n],
+            draft.chances[:n],
+            draft.sources[:n],
+            draft.buckets[:n],
+            probs,
+        )
     new = {ROOT: ROOT, **{old: i for i, old in enumerate(nodes)}}
     kept = np.asarray(nodes, np.intp)
     return Draft(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -12,29 +14,34 @@ from paceline.core import ROOT, Ids, Rows, Target
 LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Row counts that are measured; the ones between are interpolated."""
 
+_MIN_ROUNDS, _MAX_ROUNDS = 2, 9
+
 
 class PassTime:
     """Seconds of one pass for any number of rows: non-decreasing, linear between measured points.
 
-    A shared machine is noisy, so what is observed while running moves the table by small bounded steps:
-    every observation pulls the estimate of its row count, and a common factor for all of them, up or
-    down a little, as a running median does; one slow pass changes nothing.
+    A shared machine is noisy, so what is observed while running moves the table as a running median
+    moves: a bounded step towards each observation, however far off it is. One factor common to all row
+    counts moves quickly (the machine got slower, the context longer), the shape of the curve slowly, and
+    it forgets its way back to the measured one; one slow pass, or ten, changes no decision.
 
     Args:
-        table: rows -> seconds; at least one entry, row counts ascending.
+        table: row count -> seconds; at least one entry.
     """
 
-    STEP = 0.02
-    SHAPE_LIMIT = 2.0
+    DRIFT_STEP = 0.02
+    SHAPE_STEP = 0.005
+    SHAPE_MEMORY = 0.999
+    _REFRESH_EVERY = 16
 
     def __init__(self, table: Mapping[int, float]) -> None:
         assert table, "a pass-time table needs at least one entry"
-        self.rows = sorted(table)
-        self.measured = np.maximum.accumulate([table[r] for r in self.rows])
-        self._shape = np.ones(len(self.rows))
+        self._rows = sorted(table)
+        self._measured = [table[r] for r in self._rows]
+        self._log_shape = [0.0] * len(self._rows)
         self._drift = 1.0
-        self._costs: list[float] = []
-        self._stale = True
+        self._observed = 0
+        self._curve = self._interpolate()
 
     @classmethod
     def measure(
@@ -45,71 +52,70 @@ class PassTime:
         max_rows: int = 64,
         clock: Callable[[], float] = time.perf_counter,
     ) -> PassTime:
-        """Time passes of the target on scratch rows; call before any page holds text.
+        """Time passes of the target on scratch rows; call while no page holds text.
 
-        Visits the row counts in turn, so that a slow spell hits all of them alike, and keeps each one's
-        lower quartile. Stops near the time limit: larger row counts are left out (and extrapolated)
-        rather than measured once.
+        The row counts are visited in turn, so that a slow spell hits all of them alike, and the lower
+        quartile of each is kept. A target too slow for that within `seconds` is measured at fewer row
+        counts, small ones first, but each at least twice; the rest is extrapolated.
         """
         limit = min(max_rows, target.max_rows, target.context_limit, target.pages * target.page_size)
         ladder = [r for r in LADDER if r <= limit]
-        samples: dict[int, list[float]] = {r: [] for r in ladder}
-        target.forward(_scratch(target, ladder[0]))  # the first pass pays for cold caches and page faults
+        target.forward(_scratch(target, 1))  # the first pass pays for cold caches and page faults
+        samples: dict[int, list[float]] = {}
         begun = clock()
-        while any(len(s) < 7 for s in samples.values()):
-            for r in ladder:
-                rows = _scratch(target, r)
-                start = clock()
-                target.forward(rows)
-                samples[r].append(clock() - start)
-                if clock() - begun > seconds and (r >= 8 or r == ladder[-1]) and len(samples[r]) > 1:
-                    break
+        for r in ladder:
+            if clock() - begun > seconds / 2 and len(samples) >= 2:
+                break
+            samples[r] = [_timed(target, r, clock) for _ in range(_MIN_ROUNDS)]
+        for _ in range(_MAX_ROUNDS - _MIN_ROUNDS):
             if clock() - begun > seconds:
                 break
-        return cls({r: float(np.quantile(s, 0.25)) for r, s in samples.items() if s})
+            for r, times in samples.items():
+                times.append(_timed(target, r, clock))
+        return cls({r: float(np.quantile(times, 0.25)) for r, times in samples.items()})
 
-    @classmethod
-    def flat(cls, seconds: float = 1.0) -> PassTime:
-        """A table in which rows cost nothing extra, for tests and for tools that only count passes."""
-        return cls({1: seconds, 64: seconds})
+    def table(self) -> dict[int, float]:
+        """Seconds by measured row count, as measured."""
+        return dict(zip(self._rows, self._measured, strict=True))
 
     def cost(self, rows: int) -> float:
-        """Expected seconds of a pass over `rows` rows."""
-        if self._stale:
-            self._refresh()
-        costs = self._costs
-        if rows < len(costs):
-            return costs[rows]
-        if len(costs) < 3:
-            return costs[-1] * rows / (len(costs) - 1)
-        # Past the table the last measured slope goes on.
-        return costs[-1] + (rows - len(costs) + 1) * (costs[-1] - costs[-2])
+        """Expected seconds of a pass over `rows` rows, at least one."""
+        curve = self._curve
+        if rows < len(curve):
+            return curve[rows] * self._drift
+        # Past the table the last measured slope goes on; a table of one entry says nothing, so be wary.
+        slope = curve[-1] - curve[-2] if len(self._rows) > 1 else curve[-1]
+        return (curve[-1] + (rows - len(curve) + 1) * slope) * self._drift
 
     def costs(self, rows: int) -> list[float]:
-        """[rows + 1] seconds by row count, index 0 unused."""
-        if self._stale:
-            self._refresh()
-        known = self._costs[: rows + 1]
-        return known + [self.cost(r) for r in range(len(known), rows + 1)]
+        """[rows + 1] seconds by row count; index 0 is unused."""
+        return [self.cost(r) for r in range(rows + 1)]
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a pass that took `seconds`."""
-        if seconds <= 0.0:
+        """Learn from a pass over `rows` rows that took `seconds`."""
+        if rows < 1 or seconds <= 0.0:
             return
-        ratio = seconds / self.cost(rows)
-        step = self.STEP * float(np.clip(np.log(ratio) / self.STEP, -1.0, 1.0))
-        self._drift *= 1.0 + 0.5 * step
-        if rows <= self.rows[-1]:
-            near = int(np.argmin(np.abs(np.asarray(self.rows) - rows)))
-            shape = self._shape[near] * (1.0 + 0.5 * step)
-            self._shape[near] = np.clip(shape, 1.0 / self.SHAPE_LIMIT, self.SHAPE_LIMIT)
-        self._stale = True
+        off = math.log(seconds / self.cost(rows))
+        self._drift *= math.exp(max(-self.DRIFT_STEP, min(self.DRIFT_STEP, off)))
+        if rows <= self._rows[-1]:
+            near = bisect_left(self._rows, rows)
+            step = max(-self.SHAPE_STEP, min(self.SHAPE_STEP, off))
+            self._log_shape[near] = self.SHAPE_MEMORY * self._log_shape[near] + step
+        self._observed += 1
+        if self._observed % self._REFRESH_EVERY == 0:
+            self._curve = self._interpolate()
 
-    def _refresh(self) -> None:
-        points = np.maximum.accumulate(self.measured * self._shape) * self._drift
-        costs = np.interp(np.arange(self.rows[-1] + 1), self.rows, points)
-        self._costs = costs.tolist()
-        self._stale = False
+    def _interpolate(self) -> list[float]:
+        points = [m * math.exp(s) for m, s in zip(self._measured, self._log_shape, strict=True)]
+        curve = np.interp(np.arange(self._rows[-1] + 1), self._rows, np.maximum.accumulate(points))
+        return list(curve.tolist())
+
+
+def _timed(target: Target, rows: int, clock: Callable[[], float]) -> float:
+    scratch = _scratch(target, rows)
+    start = clock()
+    target.forward(scratch)
+    return clock() - start
 
 
 def _scratch(target: Target, count: int) -> Rows:

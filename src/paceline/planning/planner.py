@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paceline.core import Context, Draft, Drafter, Outcome
+from paceline.core import ROOT, Context, Draft, Drafter, Outcome
 from paceline.planning.merge import merge, select
 from paceline.planning.pass_time import PassTime
+
+MARGIN = 1.005
+"""A draft must promise this much over plain decoding: what the estimates cannot tell apart is not bought."""
 
 
 def best_prefix(paths: Sequence[float], costs: Sequence[float], base: int, overhead: float = 0.0) -> int:
@@ -27,7 +30,7 @@ def best_prefix(paths: Sequence[float], costs: Sequence[float], base: int, overh
         base: rows that are in the pass anyway, one per request.
         overhead: seconds of the step besides the pass.
     """
-    best, count = base / (overhead + costs[base]), 0
+    best, count = MARGIN * base / (overhead + costs[base]), 0
     tokens = float(base)
     for n, path in enumerate(paths, 1):
         tokens += path
@@ -37,15 +40,50 @@ def best_prefix(paths: Sequence[float], costs: Sequence[float], base: int, overh
     return count
 
 
+class _Account:
+    """Whether asking one drafter for one request has paid, in seconds.
+
+    Each step puts a small allowance in, each question takes its cost out, and what is bought pays in the
+    time it is expected to save. A drafter is asked while it can pay; one that stops being useful is soon
+    asked only as often as the allowance covers, which is how it gets another chance.
+    """
+
+    __slots__ = ("balance", "cost")
+
+    ALLOWANCE = 0.004
+    """Share of a plain step's time that unpaid questions may take in the long run."""
+
+    QUESTIONS = 12.0
+    """Credit at the start, and at most, in questions."""
+
+    def __init__(self) -> None:
+        self.cost = 0.0
+        self.balance = 0.0
+
+    def may_ask(self, step: float) -> bool:
+        self.balance += self.ALLOWANCE * step
+        return self.balance >= 0.0
+
+    def asked(self, seconds: float) -> None:
+        if self.cost == 0.0:
+            self.cost = seconds
+            self.balance += self.QUESTIONS * seconds
+        # The running minimum with a slow rise: a question interrupted by another process is no dearer.
+        self.cost = min(seconds, self.cost * 1.05)
+        self.balance -= self.cost
+
+    def earn(self, seconds: float) -> None:
+        self.balance = min(self.balance + seconds, self.QUESTIONS * self.cost)
+
+
 @dataclass(slots=True)
 class _Record:
     """What the planner knows about one request."""
 
+    accounts: dict[str, _Account]
+    asked: int = 0
     offered: int = 0
     bought: int = 0
-    asked: int = 0
-    no_room: int = 0
-    credit: dict[str, float] = field(default_factory=dict)
 
 
 class Planner:
@@ -55,7 +93,7 @@ class Planner:
         pass_time: the target's pass times.
         drafters: asked in this order.
         max_draft: most draft nodes per request and pass.
-        draft_length: exact number of draft nodes to take where they are offered; None means what pays.
+        draft_length: exact number of draft nodes to take where so many are offered; None means what pays.
         clock: seconds, for the price of asking.
     """
 
@@ -77,30 +115,32 @@ class Planner:
 
     def plan(self, contexts: Sequence[Context], rooms: Sequence[int]) -> list[Draft]:
         """Return what to check for each request, at most `rooms[i]` nodes; an empty draft is a plain step."""
+        if not self.drafters:
+            return [Draft.empty() for _ in contexts]
         drafts = [self._ask(context, room) for context, room in zip(contexts, rooms, strict=True)]
-        if not any(len(draft) for draft in drafts):
-            return drafts
         nodes = [
             (-path, i, node)
             for i, draft in enumerate(drafts)
-            for node, path in enumerate(draft.path_chances().tolist())
+            if len(draft)
+            for node, path in enumerate(_paths(draft))
         ]
+        if not nodes:
+            return drafts
         nodes.sort()
-        base = len(contexts)
-        count = len(nodes)
-        if self.draft_length is None:
-            costs = self.pass_time.costs(base + len(nodes))
-            count = best_prefix([-negative for negative, _, _ in nodes], costs, base)
+        count = len(nodes) if self.draft_length else self._count([-n[0] for n in nodes], len(contexts))
         chosen: list[list[int]] = [[] for _ in drafts]
         for _, i, node in nodes[:count]:
             chosen[i].append(node)
-        for i, context in enumerate(contexts):
-            self._records[context.request].bought += len(chosen[i])
-        return [select(draft, sorted(c)) for draft, c in zip(drafts, chosen, strict=True)]
+        plans = [select(draft, sorted(some)) for draft, some in zip(drafts, chosen, strict=True)]
+        self._pay(contexts, plans)
+        return plans
 
     def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
-        """Learn from a pass over `rows` rows that took `seconds`."""
-        del context_tokens  # the online correction follows the context length by itself
+        """Learn from a pass over `rows` rows that took `seconds`.
+
+        `context_tokens`, the cached tokens attended to, is not in the model: the drift follows it.
+        """
+        del context_tokens
         self.pass_time.observe(rows, seconds)
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:
@@ -109,35 +149,83 @@ class Planner:
             drafter.commit(context, outcome)
 
     def forget(self, context: Context) -> None:
+        """The request is over."""
         self._records.pop(context.request, None)
         for drafter in self.drafters:
             drafter.forget(context)
 
+    def close(self) -> None:
+        """Let drafters that keep something between runs write it down."""
+        for drafter in self.drafters:
+            if callable(close := getattr(drafter, "close", None)):
+                close()
+
     def off_reason(self, context: Context) -> str | None:
         """Why nothing was drafted for this request so far; None if something was."""
-        record = self._records.get(context.request)
         if not self.drafters:
             return "speculation is off"
-        if record is None or not (record.asked or record.no_room):
-            return "the request ended before a draft could be made"
+        record = self._records.get(context.request)
+        if record is None or not record.asked:
+            return "the text ended before a draft could be made"
         if record.bought:
             return None
-        if not record.asked:
-            return "the length limit left no room for a draft"
         if not record.offered:
-            return "no drafter knew a continuation of this text"
-        return "the drafts offered were not likely enough to pay for their time"
+            return "no drafter knew how this text might go on"
+        return "no draft was likely enough to be worth its time"
 
     def _ask(self, context: Context, room: int) -> Draft:
-        record = self._records.setdefault(context.request, _Record())
         budget = min(room, self.max_draft)
         if budget <= 0:
-            record.no_room += 1
             return Draft.empty()
+        record = self._records.get(context.request)
+        if record is None:
+            accounts = {drafter.name: _Account() for drafter in self.drafters}
+            record = self._records[context.request] = _Record(accounts)
+        step = self.pass_time.cost(1)
+        offers: list[Draft] = []
+        for drafter in self.drafters:
+            account = record.accounts[drafter.name]
+            if self.draft_length or account.may_ask(step):
+                start = self._clock()
+                offers.append(drafter.propose(context, budget))
+                account.asked(self._clock() - start)
         record.asked += 1
-        draft = merge([drafter.propose(context, budget) for drafter in self.drafters])
+        draft = merge(offers)
         record.offered += len(draft)
         if len(draft) <= budget:
             return draft
-        paths = draft.path_chances().tolist()
-        return select(draft, sorted(sorted(range(len(draft)), key=lambda i: -paths[i])[:budget]))
+        paths = _paths(draft)
+        likeliest = sorted(range(len(draft)), key=lambda i: (-paths[i], i))
+        return select(draft, sorted(likeliest[:budget]))
+
+    def _count(self, paths: Sequence[float], base: int) -> int:
+        return best_prefix(paths, self.pass_time.costs(base + len(paths)), base)
+
+    def _pay(self, contexts: Sequence[Context], plans: Sequence[Draft]) -> None:
+        """Credit the drafters with the time their nodes are expected to save, net of the rows' own time."""
+        step = self.pass_time.cost(1)
+        rows = sum(len(plan) for plan in plans)
+        if rows == 0:
+            return
+        base = len(contexts)
+        row = (self.pass_time.cost(base + rows) - self.pass_time.cost(base)) / rows
+        for context, plan in zip(contexts, plans, strict=True):
+            record = self._records.get(context.request)
+            if record is None:
+                continue
+            record.bought += len(plan)
+            earned: dict[str, float] = {}
+            for source, path in zip(plan.sources, _paths(plan), strict=True):
+                earned[source] = earned.get(source, 0.0) + path * step - row
+            for source, seconds in earned.items():
+                if account := record.accounts.get(source):
+                    account.earn(seconds)
+
+
+def _paths(draft: Draft) -> list[float]:
+    """[n] path chances; `Draft.path_chances` on plain numbers, which is faster for a handful of nodes."""
+    paths: list[float] = draft.chances.tolist()
+    for i, parent in enumerate(draft.parents.tolist()):
+        if parent != ROOT:
+            paths[i] *= paths[parent]
+    return paths
