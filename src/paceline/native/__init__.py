@@ -1,0 +1,7 @@
+"""The compiled core: kernels, thread pool and recorded programs. Built from native/ by CMake."""
+
+from __future__ import annotations
+
+from paceline.native._core import Program, instruction_sets, read_bandwidth
+
+__all__ = ["Program", "instruction_sets", "read_bandwidth"]

@@ -1,0 +1,63 @@
+// The table of kernels one instruction set provides; program.cpp calls nothing else that computes.
+#pragma once
+
+#include <cstdint>
+
+#include "weight.h"
+
+namespace paceline {
+
+// One tile of activation rows, quantised: int8 values, one scale per row and group of 32. The rows of a
+// tile are interleaved so that a kernel walks one pointer: q[(k/4)*R*4 + 4r + k%4], scale[g*R + r], ...
+struct ActTile {
+  const int8_t* q;
+  const float* scale;       // [groups][R]
+  const float* sum;         // [groups][R]      scale * sum of q
+  const float* half_sum;    // [2 groups][R]    the same per 16
+  const int32_t* shift;     // [groups][R]      -8 * sum of q, the start that makes zero point 8
+  const int32_t* half_shift;
+  const float* f;           // [cols][R]        only for floating-point weights
+};
+
+struct ActTileOut {
+  int8_t* q;
+  float *scale, *sum, *half_sum;
+  int32_t *shift, *half_shift;
+  float* f;                 // null when no consumer wants floats
+};
+
+// Queries of one kv head against `blocks` blocks of 16 positions (at most 16 of them, one segment).
+struct AttentionPart {
+  const uint16_t* const* k;   // [blocks] -> [dim][16] f16
+  const uint16_t* const* v;   // [blocks] -> [16][dim] f16
+  int blocks, dim, queries;
+  const float* const* q;      // [queries] -> [dim], already scaled
+  const int* visible;         // [queries] positions visible within this segment, may be <= 0
+  float* scores;              // scratch [queries][256]
+  float *best, *sum, *out;    // results [queries], [queries], [queries][dim]
+};
+
+constexpr int kSegment = 256;  // positions; segments are fixed by absolute position
+
+struct Kernels {
+  const char* name;
+  int max_tile;
+  // out[r][16] = block . row r, for R interleaved rows
+  using TileFn = void (*)(const Weight&, const uint8_t*, const ActTile&, float*);
+  TileFn (*tile_fn)(const Weight&, int rows);
+  void (*quantize)(const float* x, int64_t cols, const ActTileOut&, int rows, int r);
+  void (*rms_norm)(const float* x, const float* gamma, int64_t n, float eps, float* out);
+  void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);  // n multiple of 16
+  void (*attention)(const AttentionPart&);
+  // Folds a part into a running (best, sum, out); `fresh` starts from it.
+  void (*merge)(float* best, float* sum, float* out, float part_best, float part_sum, const float* part, int dim, bool fresh);
+  void (*finish)(const float* acc, float sum, float* out, int dim);
+  void (*store_half)(const float* x, uint16_t* out);  // 16 values
+  uint64_t (*read)(const uint64_t* words, size_t n);     // sums memory, to time the reading of it
+};
+
+const Kernels& kernels_avx512();
+const Kernels& kernels_avx2();
+const Kernels& kernels_portable();
+
+}  // namespace paceline

@@ -1,0 +1,362 @@
+// All kernels, written once over simd.h. Included by kernels_<isa>.cpp with PACELINE_ISA and PACELINE_NS.
+//
+// Row invariance: no operation mixes rows of a tile, and the order of operations on a row depends only on
+// the weight and the row. Integer dot products are exact; each group adds one fused step per row, in order.
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace paceline::PACELINE_NS {
+namespace {
+
+// ------------------------------------------------------------------------------------ quantised weights
+
+template <Quant Q>
+constexpr size_t group_bytes() { return Q == Quant::u4 ? 256 : Q == Quant::u5 ? 320 : 512; }
+
+template <Quant Q>
+inline VB vector_of(const uint8_t* q, int j) {
+  if constexpr (Q == Quant::u8) return load_bytes(q + 64 * j);
+  VB bytes = load_bytes(q + 64 * (j & 3));
+  VB w = j < 4 ? low_nibbles(bytes) : high_nibbles(bytes);
+  if constexpr (Q == Quant::u5) w = or_bit4(w, q + 256 + 8 * j);
+  return w;
+}
+
+constexpr bool has_min(Scheme s) { return s == Scheme::half_min || s == Scheme::super_min || s == Scheme::fine_min; }
+constexpr bool is_fine(Scheme s) { return s == Scheme::fine || s == Scheme::fine_min; }
+
+struct SuperScale { VF d, min; };
+
+template <Scheme S>
+inline SuperScale load_super(const uint8_t* s) {
+  SuperScale r{};
+  if constexpr (S != Scheme::half && S != Scheme::half_min) r.d = load_half(reinterpret_cast<const uint16_t*>(s));
+  if constexpr (S == Scheme::super_min || S == Scheme::fine_min)
+    r.min = sub(set1(0.0f), load_half(reinterpret_cast<const uint16_t*>(s + 32)));
+  return r;
+}
+
+// Scale and minimum of half h of a group whose scales start at s.
+template <Scheme S>
+inline VF scale_at(const uint8_t* s, const SuperScale& super, int h) {
+  if constexpr (S == Scheme::half || S == Scheme::half_min) return load_half(reinterpret_cast<const uint16_t*>(s));
+  if constexpr (S == Scheme::super_min) return mul(super.d, load_u8(s));
+  if constexpr (S == Scheme::fine) return mul(super.d, load_s8(s + 16 * h));
+  return mul(super.d, load_u8(s + 32 * h));
+}
+template <Scheme S>
+inline VF min_at(const uint8_t* s, const SuperScale& super, int h) {
+  if constexpr (S == Scheme::half_min) return load_half(reinterpret_cast<const uint16_t*>(s + 32));
+  if constexpr (S == Scheme::super_min) return mul(super.min, load_u8(s + 16));
+  return mul(super.min, load_u8(s + 32 * h + 16));
+}
+
+template <Scheme S>
+constexpr size_t group_scale_bytes() {
+  return S == Scheme::half || S == Scheme::super_min || S == Scheme::fine ? 32 : 64;
+}
+template <Scheme S>
+constexpr size_t super_bytes() {
+  return S == Scheme::super_min || S == Scheme::fine_min ? 64 : S == Scheme::fine ? 32 : 0;
+}
+
+// One half (or whole) group: integer dots of R rows, then one fused step each.
+template <Quant Q, Scheme S, int R, int kFirst, int kLast>
+inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a, const float* a_scale,
+                       const int32_t* start) {
+  VI dot[R];
+  for (int r = 0; r < R; ++r) {
+    if constexpr (has_min(S)) dot[r] = set1(0);
+    else dot[r] = shift_left(set1(start[r]), Q == Quant::u4 ? 0 : Q == Quant::u5 ? 1 : 4);
+  }
+#pragma GCC unroll 8
+  for (int j = kFirst; j < kLast; ++j) {
+    VB w = vector_of<Q>(q, j);
+    for (int r = 0; r < R; ++r) dot[r] = dot4<Q == Quant::u8>(dot[r], w, a + 4 * (R * j + r));
+  }
+  for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), mul(scale, set1(a_scale[r])), acc[r]);
+}
+
+template <Quant Q, Scheme S, int R>
+void tile(const Weight& w, const uint8_t* block, const ActTile& a, float* out) {
+  VF acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
+  const uint8_t *q = block, *s = block + w.quant_bytes;
+  const int groups = static_cast<int>(w.cols / kGroup);
+  SuperScale super{};
+  for (int g = 0; g < groups; ++g) {
+    if constexpr (super_bytes<S>() != 0) {
+      if (g % 8 == 0) { super = load_super<S>(s); s += super_bytes<S>(); }
+    }
+    // The block is read as one stream: the quants a few kilobytes ahead, the scales of the next block.
+    for (size_t line = 0; line < group_bytes<Q>(); line += 64) prefetch(q + 4096 + line);
+    const int8_t* row = a.q + static_cast<size_t>(g) * kGroup * R;
+    if constexpr (is_fine(S)) {
+      for (int h = 0; h < 2; ++h) {
+        VF scale = scale_at<S>(s, super, h);
+        const int32_t* start = a.half_shift + static_cast<size_t>(2 * g + h) * R;
+        if (h == 0) accumulate<Q, S, R, 0, 4>(acc, q, scale, row, a.scale + static_cast<size_t>(g) * R, start);
+        else accumulate<Q, S, R, 4, 8>(acc, q, scale, row, a.scale + static_cast<size_t>(g) * R, start);
+        if constexpr (has_min(S)) {
+          VF low = min_at<S>(s, super, h);
+          for (int r = 0; r < R; ++r) acc[r] = fma(low, set1(a.half_sum[static_cast<size_t>(2 * g + h) * R + r]), acc[r]);
+        }
+      }
+    } else {
+      accumulate<Q, S, R, 0, 8>(acc, q, scale_at<S>(s, super, 0), row, a.scale + static_cast<size_t>(g) * R,
+                                a.shift + static_cast<size_t>(g) * R);
+      if constexpr (has_min(S)) {
+        VF low = min_at<S>(s, super, 0);
+        for (int r = 0; r < R; ++r) acc[r] = fma(low, set1(a.sum[static_cast<size_t>(g) * R + r]), acc[r]);
+      }
+    }
+    q += group_bytes<Q>();
+    s += group_scale_bytes<S>();
+  }
+  for (int r = 0; r < R; ++r) store(out + kLanes * r, acc[r]);
+}
+
+// ------------------------------------------------------------------------------ floating-point weights
+
+template <Quant Q>
+inline VF load_weight(const uint8_t* p) {
+  if constexpr (Q == Quant::f32) return load(reinterpret_cast<const float*>(p));
+  if constexpr (Q == Quant::f16) return load_half(reinterpret_cast<const uint16_t*>(p));
+  return load_bf16(reinterpret_cast<const uint16_t*>(p));
+}
+
+// Even and odd k have accumulators of their own: two chains hide the latency of a lone row.
+template <Quant Q, Scheme, int R>
+void float_tile(const Weight& w, const uint8_t* block, const ActTile& a, float* out) {
+  constexpr size_t kStep = kLanes * (Q == Quant::f32 ? 4 : 2);
+  VF even[R], odd[R];
+  for (int r = 0; r < R; ++r) even[r] = odd[r] = set1(0.0f);
+  const float* f = a.f;
+  int64_t k = 0;
+  for (; k + 1 < w.cols; k += 2, block += 2 * kStep, f += 2 * R) {
+    VF w0 = load_weight<Q>(block), w1 = load_weight<Q>(block + kStep);
+    prefetch(block + 4096);
+    for (int r = 0; r < R; ++r) even[r] = fma(w0, set1(f[r]), even[r]);
+    for (int r = 0; r < R; ++r) odd[r] = fma(w1, set1(f[R + r]), odd[r]);
+  }
+  if (k < w.cols) {
+    VF w0 = load_weight<Q>(block);
+    for (int r = 0; r < R; ++r) even[r] = fma(w0, set1(f[r]), even[r]);
+  }
+  for (int r = 0; r < R; ++r) store(out + kLanes * r, add(even[r], odd[r]));
+}
+
+template <Quant Q, Scheme S, int R>
+constexpr Kernels::TileFn pick() {
+  if constexpr (S == Scheme::none) return float_tile<Q, S, R>;
+  else return tile<Q, S, R>;
+}
+
+template <Quant Q, Scheme S>
+Kernels::TileFn by_rows(int rows) {
+  static constexpr Kernels::TileFn table[8] = {pick<Q, S, 1>(), pick<Q, S, 2>(), pick<Q, S, 3>(), pick<Q, S, 4>(),
+                                               pick<Q, S, 5>(), pick<Q, S, 6>(), pick<Q, S, 7>(), pick<Q, S, 8>()};
+  return table[rows - 1];
+}
+
+Kernels::TileFn tile_fn(const Weight& w, int rows) {
+  switch (w.quant) {
+    case Quant::f32: return by_rows<Quant::f32, Scheme::none>(rows);
+    case Quant::f16: return by_rows<Quant::f16, Scheme::none>(rows);
+    case Quant::bf16: return by_rows<Quant::bf16, Scheme::none>(rows);
+    case Quant::u8: return w.scheme == Scheme::half ? by_rows<Quant::u8, Scheme::half>(rows)
+                                                    : by_rows<Quant::u8, Scheme::fine>(rows);
+    case Quant::u5:
+      return w.scheme == Scheme::half       ? by_rows<Quant::u5, Scheme::half>(rows)
+             : w.scheme == Scheme::half_min ? by_rows<Quant::u5, Scheme::half_min>(rows)
+                                            : by_rows<Quant::u5, Scheme::super_min>(rows);
+    default: break;
+  }
+  switch (w.scheme) {
+    case Scheme::half: return by_rows<Quant::u4, Scheme::half>(rows);
+    case Scheme::half_min: return by_rows<Quant::u4, Scheme::half_min>(rows);
+    case Scheme::super_min: return by_rows<Quant::u4, Scheme::super_min>(rows);
+    case Scheme::fine: return by_rows<Quant::u4, Scheme::fine>(rows);
+    default: return by_rows<Quant::u4, Scheme::fine_min>(rows);
+  }
+}
+
+// ------------------------------------------------------------------------------------------ activations
+
+// Symmetric int8 per group of 32: scale = max|x| / 127, round to nearest even.
+void quantize(const float* x, int64_t cols, const ActTileOut& t, int rows, int r) {
+  alignas(64) int8_t bytes[kGroup];
+  for (int64_t g = 0; g < cols / kGroup; ++g) {
+    VF a = load(x + g * kGroup), b = load(x + g * kGroup + 16);
+    float top = reduce_max(max(abs(a), abs(b)));
+    float scale = top / 127.0f, inverse = top > 0.0f ? 127.0f / top : 0.0f;
+    store_bytes(bytes, to_int(mul(a, set1(inverse))));
+    store_bytes(bytes + 16, to_int(mul(b, set1(inverse))));
+    int32_t low = 0, high = 0;
+    for (int i = 0; i < 16; ++i) { low += bytes[i]; high += bytes[16 + i]; }
+    for (int j = 0; j < 8; ++j) std::memcpy(t.q + 4 * ((g * 8 + j) * rows + r), bytes + 4 * j, 4);
+    int64_t at = g * rows + r, half = 2 * g * rows + r;
+    t.scale[at] = scale;
+    t.sum[at] = scale * static_cast<float>(low + high);
+    t.half_sum[half] = scale * static_cast<float>(low);
+    t.half_sum[half + rows] = scale * static_cast<float>(high);
+    t.shift[at] = -8 * (low + high);
+    t.half_shift[half] = -8 * low;
+    t.half_shift[half + rows] = -8 * high;
+  }
+  if (t.f)
+    for (int64_t k = 0; k < cols; ++k) t.f[k * rows + r] = x[k];
+}
+
+void rms_norm(const float* x, const float* gamma, int64_t n, float eps, float* out) {
+  VF squares = set1(0.0f);
+  for (int64_t i = 0; i < n; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+  float factor = 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(n) + eps);
+  for (int64_t i = 0; i < n; i += kLanes) store(out + i, mul(mul(load(x + i), set1(factor)), load(gamma + i)));
+}
+
+void swiglu(const float* gate, const float* up, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    VF g = load(gate + i);
+    VF silu = div(g, add(set1(1.0f), exp(sub(set1(0.0f), g))));
+    store(out + i, mul(silu, load(up + i)));
+  }
+}
+
+void store_half16(const float* x, uint16_t* out) {
+  const VF top = set1(65504.0f);  // a finite cache: masked positions are multiplied by zero
+  store_half(out, min(max(load(x), sub(set1(0.0f), top)), top));
+}
+
+// -------------------------------------------------------------------------------------------- attention
+
+template <int N>
+void scores_of(const AttentionPart& p, int first) {
+  for (int b = 0; b < p.blocks; ++b) {
+    VF acc[N];
+    for (int i = 0; i < N; ++i) acc[i] = set1(0.0f);
+    const uint16_t* k = p.k[b];
+    for (int d = 0; d < p.dim; ++d) {
+      VF key = load_half(k + kLanes * d);
+      for (int i = 0; i < N; ++i) acc[i] = fma(key, set1(p.q[first + i][d]), acc[i]);
+    }
+    for (int i = 0; i < N; ++i) {
+      float* s = p.scores + (first + i) * kSegment + kLanes * b;
+      store(s, acc[i]);
+      for (int lane = std::max(0, p.visible[first + i] - kLanes * b); lane < kLanes; ++lane) s[lane] = -INFINITY;
+    }
+  }
+}
+
+void softmax_of(const AttentionPart& p, int i) {
+  float* s = p.scores + i * kSegment;
+  VF top = set1(-INFINITY);
+  for (int b = 0; b < p.blocks; ++b) top = max(load(s + kLanes * b), top);
+  p.best[i] = reduce_max(top);
+  VF total = set1(0.0f), best = set1(p.best[i]);
+  for (int b = 0; b < p.blocks; ++b) {
+    VF e = exp(sub(load(s + kLanes * b), best));
+    store(s + kLanes * b, e);
+    total = add(total, e);
+  }
+  p.sum[i] = reduce_add(total);
+}
+
+// Columns [c, c + 16 C) of the outputs of N queries.
+template <int N, int C>
+void values_of(const AttentionPart& p, int first, int c, int positions) {
+  VF acc[N][C];
+  for (int i = 0; i < N; ++i)
+    for (int j = 0; j < C; ++j) acc[i][j] = set1(0.0f);
+  for (int t = 0; t < positions; ++t) {
+    const uint16_t* v = p.v[t / kLanes] + (t % kLanes) * p.dim + c;
+    VF value[C];
+    for (int j = 0; j < C; ++j) value[j] = load_half(v + kLanes * j);
+    for (int i = 0; i < N; ++i) {
+      VF weight = set1(p.scores[(first + i) * kSegment + t]);
+      for (int j = 0; j < C; ++j) acc[i][j] = fma(value[j], weight, acc[i][j]);
+    }
+  }
+  for (int i = 0; i < N; ++i)
+    for (int j = 0; j < C; ++j) store(p.out + (first + i) * p.dim + c + kLanes * j, acc[i][j]);
+}
+
+template <int N>
+void values_all(const AttentionPart& p, int first, int positions) {
+  int c = 0;
+  for (; c + 64 <= p.dim; c += 64) values_of<N, 4>(p, first, c, positions);
+  for (; c < p.dim; c += kLanes) values_of<N, 1>(p, first, c, positions);
+}
+
+void attention(const AttentionPart& p) {
+  int i = 0;
+  for (; i + 8 <= p.queries; i += 8) scores_of<8>(p, i);
+  switch (p.queries - i) {
+    case 7: scores_of<7>(p, i); break;
+    case 6: scores_of<6>(p, i); break;
+    case 5: scores_of<5>(p, i); break;
+    case 4: scores_of<4>(p, i); break;
+    case 3: scores_of<3>(p, i); break;
+    case 2: scores_of<2>(p, i); break;
+    case 1: scores_of<1>(p, i); break;
+    default: break;
+  }
+  int positions = 0;
+  for (i = 0; i < p.queries; ++i) {
+    positions = std::max(positions, std::min(p.visible[i], p.blocks * kLanes));
+    if (p.visible[i] > 0) softmax_of(p, i);
+    else {
+      p.best[i] = -INFINITY;
+      p.sum[i] = 0.0f;
+      std::memset(p.scores + i * kSegment, 0, kSegment * sizeof(float));
+    }
+  }
+  i = 0;
+  for (; i + 4 <= p.queries; i += 4) values_all<4>(p, i, positions);
+  switch (p.queries - i) {
+    case 3: values_all<3>(p, i, positions); break;
+    case 2: values_all<2>(p, i, positions); break;
+    case 1: values_all<1>(p, i, positions); break;
+    default: break;
+  }
+}
+
+void merge(float* best, float* sum, float* out, float part_best, float part_sum, const float* part, int dim, bool fresh) {
+  if (fresh) {
+    *best = part_best;
+    *sum = part_sum;
+    std::memcpy(out, part, sizeof(float) * static_cast<size_t>(dim));
+    return;
+  }
+  float top = part_best > *best ? part_best : *best;
+  alignas(64) float factor[kLanes] = {*best - top, part_best - top};
+  store(factor, exp(load(factor)));
+  *sum = std::fma(part_sum, factor[1], *sum * factor[0]);
+  for (int d = 0; d < dim; d += kLanes)
+    store(out + d, fma(load(part + d), set1(factor[1]), mul(load(out + d), set1(factor[0]))));
+  *best = top;
+}
+
+void finish(const float* acc, float sum, float* out, int dim) {
+  for (int d = 0; d < dim; d += kLanes) store(out + d, div(load(acc + d), set1(sum)));
+}
+
+uint64_t read(const uint64_t* words, size_t n) {
+  const auto* x = reinterpret_cast<const float*>(words);
+  VF a = set1(0.0f), b = a, c = a, d = a;
+  for (size_t i = 0; i + 64 <= 2 * n; i += 64) {
+    a = max(load(x + i), a);
+    b = max(load(x + i + 16), b);
+    c = max(load(x + i + 32), c);
+    d = max(load(x + i + 48), d);
+    prefetch(x + i + 1024);
+  }
+  return reduce_max(max(max(a, b), max(c, d))) > 0.5f;
+}
+
+}  // namespace
+
+const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, quantize, rms_norm, swiglu, attention, merge, finish, store_half16, read};
+
+}  // namespace paceline::PACELINE_NS

@@ -1,0 +1,168 @@
+// Python bindings. Arrays are checked here, so that program.cpp may trust its caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+#include "program.h"
+
+namespace nb = nanobind;
+using paceline::Program;
+using paceline::Rows;
+using paceline::Shape;
+
+namespace {
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void check(bool ok, const char* what) {
+  if (!ok) throw nb::value_error(what);
+}
+
+void check_rows(const Program& p, const Rows& r, int64_t vocabulary) {
+  const Shape& s = p.shape_;
+  check(r.count >= 1 && r.count <= s.max_rows, "rows: none, or more than max_rows");
+  for (int i = 0; i < r.count; ++i) {
+    check(r.tokens[i] >= 0 && r.tokens[i] < vocabulary, "rows: token id outside the vocabulary");
+    check(r.sequences[i] >= 0 && r.sequences[i] < r.sequences_count, "rows: sequence index out of range");
+    check(r.positions[i] >= 0 && r.positions[i] <= r.slots[i], "rows: position negative or above its slot");
+    check(r.slots[i] < r.table_width * s.page_size, "rows: slot beyond the page table");
+    check(r.parents[i] >= -1 && r.parents[i] < i, "rows: parent not before its child");
+    check(r.parents[i] < 0 || (r.sequences[r.parents[i]] == r.sequences[i] && r.positions[r.parents[i]] + 1 == r.positions[i]),
+          "rows: parent of another sequence or position");
+    const int32_t* table = r.tables + r.sequences[i] * r.table_width;
+    for (int page = 0; page <= r.slots[i] / s.page_size; ++page)
+      check(table[page] >= 0 && table[page] < s.pages, "rows: page id out of range");
+  }
+  for (int i = 0; i < r.wanted_count; ++i)
+    check(r.wanted[i] >= 0 && r.wanted[i] < r.count && (i == 0 || r.wanted[i] > r.wanted[i - 1]), "rows: wanted not ascending");
+}
+
+void run(Program& p, Ints tokens, Ints positions, Ints slots, Ints parents, Ints sequences, Table tables, Ints wanted,
+         nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> argmax,
+         std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits) {
+  Rows r;
+  r.count = static_cast<int>(tokens.shape(0));
+  r.wanted_count = static_cast<int>(wanted.shape(0));
+  r.sequences_count = static_cast<int>(tables.shape(0));
+  r.table_width = static_cast<int>(tables.shape(1));
+  for (const Ints* a : {&positions, &slots, &parents, &sequences})
+    check(a->shape(0) == tokens.shape(0), "rows: arrays of different length");
+  check(argmax.shape(0) >= wanted.shape(0), "argmax shorter than wanted");
+  r.tokens = tokens.data();
+  r.positions = positions.data();
+  r.slots = slots.data();
+  r.parents = parents.data();
+  r.sequences = sequences.data();
+  r.tables = tables.data();
+  r.wanted = wanted.data();
+  r.argmax = argmax.data();
+  if (logits) {
+    check(logits->shape(0) >= wanted.shape(0) && static_cast<int64_t>(logits->shape(1)) == p.vocabulary(), "logits of the wrong shape");
+    r.logits = logits->data();
+  }
+  check_rows(p, r, p.vocabulary());
+  nb::gil_scoped_release unlocked;
+  p.run(r);
+}
+
+// Bytes per second that `threads` threads read from memory, best of several sweeps over 512 MiB.
+double read_bandwidth(int threads) {
+  constexpr size_t kBytes = size_t{512} << 20;
+  paceline::Memory memory(kBytes);
+  std::memset(memory.data(), 1, kBytes);
+  paceline::Pool pool(threads);
+  const auto* words = reinterpret_cast<const uint64_t*>(memory.data());
+  size_t share = kBytes / 8 / static_cast<size_t>(threads);
+  std::atomic<uint64_t> sink{0};
+  double best = 0;
+  for (int sweep = 0; sweep < 6; ++sweep) {
+    auto start = std::chrono::steady_clock::now();
+    pool.run([&](int m) { sink += paceline::choose_kernels("auto").read(words + static_cast<size_t>(m) * share, share); });
+    std::chrono::duration<double> t = std::chrono::steady_clock::now() - start;
+    best = std::max(best, static_cast<double>(share) * 8 * threads / t.count());
+  }
+  return best;
+}
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const char* name : {"avx512", "avx2", "portable"}) {
+    try {
+      paceline::choose_kernels(name);
+      names.emplace_back(name);
+    } catch (const std::invalid_argument&) {
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.def("read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
+        "Bytes per second that this many threads read from memory together.");
+  m.def("instruction_sets", &instruction_sets, "Kernel sets this CPU can run, best first.");
+
+  nb::class_<Program>(m, "Program")
+      .def("__init__",
+           [](Program* self, int threads, const std::string& isa, int max_rows, int page_size, int pages, int layers, int heads,
+              int kv_heads, int head_dim) {
+             check(threads >= 1 && threads <= 1024, "threads out of range");
+             check(max_rows >= 1 && layers >= 1 && pages >= 1 && kv_heads >= 1, "sizes must be positive");
+             check(page_size >= 16 && page_size % 16 == 0, "page_size must be a multiple of 16");
+             check(head_dim % 16 == 0 && heads % kv_heads == 0 && heads / kv_heads <= 64, "head geometry");
+             new (self) Program(threads, isa, Shape{max_rows, page_size, pages, layers, heads, kv_heads, head_dim});
+           },
+           nb::kw_only(), nb::arg("threads"), nb::arg("isa"), nb::arg("max_rows"), nb::arg("page_size"), nb::arg("pages"),
+           nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"))
+      .def("weight",
+           [](Program& p, int type, int64_t rows, int64_t cols, Bytes data) {
+             nb::gil_scoped_release unlocked;
+             return p.weight(type, rows, cols, data.data(), data.shape(0));
+           },
+           nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("data"))
+      .def("vector", [](Program& p, Floats v) { return p.vector(v.data(), static_cast<int64_t>(v.shape(0))); })
+      .def("buffer", &Program::buffer, nb::arg("width"), nb::arg("wanted") = false)
+      .def("acts", &Program::acts, nb::arg("width"), nb::arg("wanted") = false)
+      .def("embed", &Program::embed, nb::arg("weight"), nb::arg("out"), nb::arg("scale") = 1.0f)
+      .def("norm", &Program::norm, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("out"))
+      .def("quantize", &Program::quantize, nb::arg("source"), nb::arg("out"))
+      .def("linear", &Program::linear, nb::arg("source"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("add") = false)
+      .def("swiglu", &Program::swiglu, nb::arg("source"), nb::arg("gate"), nb::arg("up"), nb::arg("out"))
+      .def("rope", &Program::rope, nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("frequencies"),
+           nb::arg("interleaved"), nb::arg("query_scale"), nb::arg("magnitude") = 1.0f)
+      .def("attention", &Program::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"))
+      .def("head", &Program::head, nb::arg("source"), nb::arg("weight"))
+      .def("run", &run, nb::arg("tokens"), nb::arg("positions"), nb::arg("slots"), nb::arg("parents"), nb::arg("sequences"),
+           nb::arg("tables"), nb::arg("wanted"), nb::arg("argmax"), nb::arg("logits").none())
+      .def("move",
+           [](Program& p, Ints table, Ints from, Ints to) {
+             check(from.shape(0) == to.shape(0), "move: arrays of different length");
+             auto end = static_cast<int32_t>(table.shape(0)) * p.shape_.page_size;
+             for (size_t i = 0; i < from.shape(0); ++i)
+               check(from.data()[i] >= 0 && from.data()[i] < end && to.data()[i] >= 0 && to.data()[i] < end, "move: slot out of range");
+             p.move(table.data(), from.data(), to.data(), static_cast<int>(from.shape(0)));
+           })
+      .def("copy_page",
+           [](Program& p, int from, int to) {
+             check(from >= 0 && to >= 0 && from < p.shape_.pages && to < p.shape_.pages, "copy_page: page out of range");
+             p.copy_page(from, to);
+           })
+      .def("time_ops", &Program::time_ops)
+      .def("timings", &Program::timings)
+      .def_prop_ro("weight_bytes", &Program::weight_bytes)
+      .def_prop_ro("memory_bytes", &Program::memory_bytes)
+      .def_prop_ro("vocabulary", &Program::vocabulary)
+      .def_prop_ro("threads", &Program::threads)
+      .def_prop_ro("isa", [](const Program& p) { return std::string(p.kernels_.name); });
+}

@@ -1,0 +1,703 @@
+#include "program.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+
+namespace paceline {
+
+// --------------------------------------------------------------------------------------------- memory
+
+Memory::Memory(size_t bytes) : size_(bytes) {
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  madvise(p, bytes, MADV_HUGEPAGE);  // a pass streams through all of it; small pages would thrash the TLB
+  data_ = static_cast<uint8_t*>(p);
+}
+Memory::~Memory() {
+  if (data_) munmap(data_, size_);
+}
+Memory::Memory(Memory&& o) noexcept : data_(o.data_), size_(o.size_) { o.data_ = nullptr; }
+Memory& Memory::operator=(Memory&& o) noexcept {
+  std::swap(data_, o.data_);
+  std::swap(size_, o.size_);
+  return *this;
+}
+
+const Kernels& choose_kernels(const std::string& isa) {
+#if defined(__x86_64__)
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  if (isa == "avx512" || (isa == "auto" && avx512)) {
+    if (!avx512) throw std::invalid_argument("this CPU lacks AVX-512 VNNI");
+    return kernels_avx512();
+  }
+  if (isa == "avx2" || (isa == "auto" && avx2)) {
+    if (!avx2) throw std::invalid_argument("this CPU lacks AVX2, FMA or F16C");
+    return kernels_avx2();
+  }
+#endif
+  if (isa == "portable" || isa == "auto") return kernels_portable();
+  throw std::invalid_argument("unknown instruction set '" + isa + "'");
+}
+
+// ---------------------------------------------------------------------------------------- activations
+
+void Acts::reserve(int rows) {
+  auto n = static_cast<size_t>(rows), w = static_cast<size_t>(width);
+  q.resize(n * w);
+  for (auto* v : {&scale, &sum}) v->resize(n * w / kGroup + 1);
+  half_sum.resize(n * w / 16 + 1);
+  shift.resize(n * w / kGroup + 1);
+  half_shift.resize(n * w / 16 + 1);
+  if (floats) f.resize(n * w);
+}
+
+ActTile Acts::tile(int first, int) const {
+  auto n = static_cast<size_t>(first), w = static_cast<size_t>(width), g = w / kGroup;
+  return {q.data() + n * w, scale.data() + n * g,       sum.data() + n * g, half_sum.data() + 2 * n * g,
+          shift.data() + n * g, half_shift.data() + 2 * n * g, floats ? f.data() + n * w : nullptr};
+}
+
+ActTileOut Acts::out(int first, int64_t group, int rows) {
+  auto n = static_cast<size_t>(first), w = static_cast<size_t>(width), g = w / kGroup;
+  auto at = static_cast<size_t>(group) * static_cast<size_t>(rows);
+  return {q.data() + n * w + at * kGroup, scale.data() + n * g + at, sum.data() + n * g + at, half_sum.data() + 2 * (n * g + at),
+          shift.data() + n * g + at, half_shift.data() + 2 * (n * g + at), floats ? f.data() + n * w + at * kGroup : nullptr};
+}
+
+// ------------------------------------------------------------------------------------------------ ops
+
+namespace {
+
+// Rows are dealt to members in turn: there are few, and each costs the same.
+template <class F>
+void each_row(Program& p, int rows, int member, F f) {
+  for (int r = member; r < rows; r += p.threads()) f(r);
+}
+
+struct TileOf { int first, rows, within; };
+
+TileOf tile_of(const Program& p, int row, int rows) {
+  int first = row / p.kernels_.max_tile * p.kernels_.max_tile;
+  return {first, std::min(p.kernels_.max_tile, rows - first), row - first};
+}
+
+class EmbedOp : public Op {
+ public:
+  EmbedOp(const Weight& w, Buffer& out, float scale) : Op("embed"), w_(w), out_(out), scale_(scale) {}
+  void run(Program& p, int member) override {
+    each_row(p, p.rows_.count, member, [&](int r) {
+      float* x = out_.row(r);
+      unpack_row(w_, p.rows_.tokens[r], x);
+      if (scale_ != 1.0f)
+        for (int64_t i = 0; i < out_.width; ++i) x[i] *= scale_;
+    });
+  }
+
+ private:
+  const Weight& w_;
+  Buffer& out_;
+  float scale_;
+};
+
+class NormOp : public Op {
+ public:
+  NormOp(Buffer& in, const std::vector<float>* gamma, float eps, Acts& out)
+      : Op(gamma ? "norm" : "quantize"), in_(in), gamma_(gamma), eps_(eps), out_(out) {}
+  void run(Program& p, int member) override {
+    int rows = p.row_count(out_.wanted);
+    thread_local std::vector<float> normed;
+    normed.resize(static_cast<size_t>(in_.width));
+    each_row(p, rows, member, [&](int r) {
+      const float* x = in_.row(out_.wanted && !in_.wanted ? p.rows_.wanted[r] : r);
+      if (gamma_) {
+        p.kernels_.rms_norm(x, gamma_->data(), in_.width, eps_, normed.data());
+        x = normed.data();
+      }
+      TileOf t = tile_of(p, r, rows);
+      p.kernels_.quantize(x, in_.width, out_.out(t.first, 0, t.rows), t.rows, t.within);
+    });
+  }
+
+ private:
+  Buffer& in_;
+  const std::vector<float>* gamma_;
+  float eps_;
+  Acts& out_;
+};
+
+// Calls f(chunk_first, chunk_last) until all units are taken. Chunks are contiguous, so a member streams.
+template <class F>
+void each_chunk(Program& p, std::atomic<int>& next, int units, int multiple, F f) {
+  int size = std::clamp(units / (p.threads() * 8), 1, 16);
+  size = (size + multiple - 1) / multiple * multiple;
+  for (int first; (first = next.fetch_add(size, std::memory_order_relaxed)) < units;) f(first, std::min(first + size, units));
+}
+
+template <class F>
+void each_tile(Program& p, int rows, F f) {
+  for (int first = 0; first < rows; first += p.kernels_.max_tile) f(first, std::min(p.kernels_.max_tile, rows - first));
+}
+
+struct Part { const Weight* w; const std::vector<float>* bias; Buffer* out; int first_block; };
+
+class LinearOp : public Op {
+ public:
+  LinearOp(Acts& in, std::vector<Part> parts, bool add) : Op(add ? "linear+" : "linear"), in_(in), parts_(std::move(parts)), add_(add) {
+    for (Part& part : parts_) {
+      part.first_block = blocks_;
+      blocks_ += static_cast<int>(part.w->blocks());
+    }
+  }
+  void run(Program& p, int member) override {
+    (void)member;
+    int rows = p.row_count(in_.wanted);
+    each_chunk(p, next, blocks_, 1, [&](int first, int last) {
+      for (int b = first; b < last; ++b) {
+        const Part* part = &parts_.back();
+        while (part->first_block > b) --part;
+        block(p, *part, b - part->first_block, rows);
+      }
+    });
+  }
+
+ private:
+  void block(Program& p, const Part& part, int b, int rows) {
+    alignas(64) float result[8 * kBlockRows];
+    const Weight& w = *part.w;
+    const uint8_t* data = w.data + static_cast<size_t>(b) * w.block_bytes;
+    int64_t column = static_cast<int64_t>(b) * kBlockRows;
+    int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, w.rows - column));
+    each_tile(p, rows, [&](int first, int n) {
+      p.kernels_.tile_fn(w, n)(w, data, in_.tile(first, n), result);
+      for (int r = 0; r < n; ++r) {
+        float *out = part.out->row(first + r) + column, *y = result + r * kBlockRows;
+        if (part.bias)
+          for (int i = 0; i < lanes; ++i) y[i] += (*part.bias)[static_cast<size_t>(column + i)];
+        if (add_)
+          for (int i = 0; i < lanes; ++i) out[i] += y[i];
+        else
+          std::copy_n(y, lanes, out);
+      }
+    });
+  }
+
+  Acts& in_;
+  std::vector<Part> parts_;
+  int blocks_ = 0;
+  bool add_;
+};
+
+// out = quantise(silu(gate . x) * (up . x)): two blocks make one group of 32 for the next matrix.
+class SwigluOp : public Op {
+ public:
+  SwigluOp(Acts& in, const Weight& gate, const Weight& up, Acts& out) : Op("swiglu"), in_(in), gate_(gate), up_(up), out_(out) {}
+  void run(Program& p, int member) override {
+    (void)member;
+    int rows = p.row_count(in_.wanted);
+    each_chunk(p, next, static_cast<int>(gate_.blocks()), 2, [&](int first, int last) {
+      for (int b = first; b < last; b += 2) group(p, b, rows);
+    });
+  }
+
+ private:
+  void group(Program& p, int b, int rows) {
+    alignas(64) float gate[8 * kBlockRows], up[8 * kBlockRows], act[8 * kGroup], half[8 * kBlockRows];
+    each_tile(p, rows, [&](int first, int n) {
+      ActTile x = in_.tile(first, n);
+      for (int h = 0; h < 2; ++h) {
+        p.kernels_.tile_fn(gate_, n)(gate_, gate_.data + static_cast<size_t>(b + h) * gate_.block_bytes, x, gate);
+        p.kernels_.tile_fn(up_, n)(up_, up_.data + static_cast<size_t>(b + h) * up_.block_bytes, x, up);
+        p.kernels_.swiglu(gate, up, half, n * kBlockRows);
+        for (int r = 0; r < n; ++r) std::copy_n(half + r * kBlockRows, kBlockRows, act + r * kGroup + h * kBlockRows);
+      }
+      ActTileOut out = out_.out(first, b / 2, n);
+      for (int r = 0; r < n; ++r) p.kernels_.quantize(act + r * kGroup, kGroup, out, n, r);
+    });
+  }
+
+  Acts& in_;
+  const Weight &gate_, &up_;
+  Acts& out_;
+};
+
+class RopeOp : public Op {
+ public:
+  RopeOp(int layer, Buffer& q, Buffer& k, Buffer& v, std::vector<double> frequencies, bool interleaved, float query_scale, float magnitude)
+      : Op("rope"), layer_(layer), q_(q), k_(k), v_(v), frequencies_(std::move(frequencies)), interleaved_(interleaved),
+        query_scale_(query_scale), magnitude_(magnitude) {}
+  void run(Program& p, int member) override {
+    thread_local std::vector<float> angles;
+    size_t half = frequencies_.size();
+    angles.resize(2 * half);
+    each_row(p, p.rows_.count, member, [&](int r) {
+      for (size_t i = 0; i < half; ++i) {
+        double a = frequencies_[i] * p.rows_.positions[r];
+        angles[i] = static_cast<float>(std::cos(a)) * magnitude_;
+        angles[half + i] = static_cast<float>(std::sin(a)) * magnitude_;
+      }
+      row(p, r, angles.data());
+    });
+  }
+
+ private:
+  void rotate(float* x, const float* angles) const {
+    auto half = static_cast<int>(frequencies_.size());
+    int step = interleaved_ ? 2 : 1, apart = interleaved_ ? 1 : half;
+    const float *cosine = angles, *sine = angles + half;
+    for (int i = 0; i < half; ++i) {
+      float a = x[i * step], b = x[i * step + apart];
+      x[i * step] = a * cosine[i] - b * sine[i];
+      x[i * step + apart] = a * sine[i] + b * cosine[i];
+    }
+  }
+  void row(Program& p, int r, const float* angles) {
+    const Shape& s = p.shape_;
+    for (int h = 0; h < s.heads; ++h) {
+      float* q = q_.row(r) + h * s.head_dim;
+      rotate(q, angles);
+      for (int d = 0; d < s.head_dim; ++d) q[d] *= query_scale_;
+    }
+    int slot = p.rows_.slots[r], page = p.page_of(r, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
+    alignas(64) uint16_t halves[kLanes];
+    for (int h = 0; h < s.kv_heads; ++h) {
+      float* k = k_.row(r) + h * s.head_dim;
+      rotate(k, angles);
+      uint16_t *keys = p.k_block(layer_, page, h, block), *values = p.v_block(layer_, page, h, block) + lane * s.head_dim;
+      for (int d = 0; d < s.head_dim; d += kLanes) {
+        p.kernels_.store_half(k + d, halves);
+        for (int i = 0; i < kLanes; ++i) keys[(d + i) * kLanes + lane] = halves[i];
+        p.kernels_.store_half(v_.row(r) + h * s.head_dim + d, values + d);
+      }
+    }
+  }
+
+  static constexpr int kLanes = 16;
+  int layer_;
+  Buffer &q_, &k_, &v_;
+  std::vector<double> frequencies_;
+  bool interleaved_;
+  float query_scale_, magnitude_;
+};
+
+// Context is walked in segments of 256 positions, fixed by absolute position, and folded in order. Whether the
+// segments of a row are computed by one member or by several therefore does not change a bit.
+class AttentionOp : public Op {
+ public:
+  AttentionOp(int layer, Buffer& q, Buffer& out) : Op("attention"), layer_(layer), q_(q), out_(out) {}
+
+  void prepare(Program& p) override {
+    Op::prepare(p);
+    folded_.store(0, std::memory_order_relaxed);
+    const Shape& s = p.shape_;
+    segments_ = 1;
+    for (const RowTile& t : p.tiles_) segments_ = std::max(segments_, p.rows_.positions[t.first + t.count - 1] / kSegment + 1);
+    int units = static_cast<int>(p.tiles_.size()) * s.kv_heads;
+    split_ = segments_ > 1 && units < 4 * p.threads() && units % p.threads();
+    if (split_) {
+      queries_ = p.rows_.count * s.heads;
+      parts_.resize(static_cast<size_t>(queries_) * static_cast<size_t>(segments_) * static_cast<size_t>(s.head_dim + 2));
+    }
+  }
+
+  void run(Program& p, int member) override {
+    (void)member;
+    const Shape& s = p.shape_;
+    int units = static_cast<int>(p.tiles_.size()) * s.kv_heads, pieces = split_ ? segments_ : 1;
+    for (int u; (u = next.fetch_add(1, std::memory_order_relaxed)) < units * pieces;) {
+      const RowTile& tile = p.tiles_[static_cast<size_t>(u / pieces / s.kv_heads)];
+      unit(p, tile, u / pieces % s.kv_heads, split_ ? u % pieces : -1);
+    }
+    if (!split_) return;
+    p.pool_.barrier();
+    fold_parts(p);
+  }
+
+ private:
+  static constexpr int kLanes = 16;
+  static constexpr int kBlocks = kSegment / kLanes;
+
+  struct Scratch {
+    std::vector<float> scores, best, sum, out, total_best, total_sum, total;
+    std::vector<const float*> q;
+    std::vector<int> visible;
+    std::vector<uint16_t> tail;
+    const uint16_t *k[kBlocks], *v[kBlocks];
+    void resize(int queries, int dim) {
+      auto n = static_cast<size_t>(queries);
+      scores.resize(n * kSegment);
+      for (auto* x : {&best, &sum, &total_best, &total_sum}) x->resize(n);
+      for (auto* x : {&out, &total}) x->resize(n * static_cast<size_t>(dim));
+      q.resize(n);
+      visible.resize(n);
+    }
+  };
+
+  // Rows of `tile` against kv head h; one segment into parts_, or all of them into the output.
+  void unit(Program& p, const RowTile& tile, int h, int only) {
+    const Shape& s = p.shape_;
+    int group = s.heads / s.kv_heads, queries = tile.count * group, dim = s.head_dim;
+    thread_local Scratch scratch;
+    scratch.resize(queries, dim);
+    for (int i = 0; i < queries; ++i)
+      scratch.q[static_cast<size_t>(i)] = q_.row(tile.first + i / group) + (h * group + i % group) * dim;
+    if (!tile.tree_slots.empty()) gather(p, tile, h, scratch);
+    int last = p.rows_.positions[tile.first + tile.count - 1] / kSegment;
+    for (int seg = only < 0 ? 0 : only; seg <= (only < 0 ? last : std::min(only, last)); ++seg) {
+      segment(p, tile, h, seg, queries, scratch);
+      for (int i = 0; i < queries; ++i) {
+        auto n = static_cast<size_t>(i);
+        if (scratch.visible[n] <= 0) continue;
+        const float* out = scratch.out.data() + i * dim;
+        if (only < 0) {
+          p.kernels_.merge(&scratch.total_best[n], &scratch.total_sum[n], scratch.total.data() + i * dim, scratch.best[n],
+                           scratch.sum[n], out, dim, seg == 0);
+        } else {
+          float* part = part_at(tile.first + i / group, h * group + i % group, seg, s);
+          part[0] = scratch.best[n];
+          part[1] = scratch.sum[n];
+          std::copy_n(out, dim, part + 2);
+        }
+      }
+    }
+    if (only >= 0) return;
+    for (int i = 0; i < queries; ++i)
+      p.kernels_.finish(scratch.total.data() + i * dim, scratch.total_sum[static_cast<size_t>(i)],
+                        out_.row(tile.first + i / group) + (h * group + i % group) * dim, dim);
+  }
+
+  void segment(Program& p, const RowTile& tile, int h, int seg, int queries, Scratch& scratch) {
+    const Shape& s = p.shape_;
+    int group = s.heads / s.kv_heads, start = seg * kSegment;
+    int end = std::min(start + kSegment, p.rows_.positions[tile.first + tile.count - 1] + 1);
+    for (int i = 0; i < queries; ++i) scratch.visible[static_cast<size_t>(i)] = p.rows_.positions[tile.first + i / group] + 1 - start;
+    int blocks = (end - start + kLanes - 1) / kLanes, tail_block = tile.base / kLanes;
+    for (int b = 0; b < blocks; ++b) {
+      int absolute = start / kLanes + b;
+      if (!tile.tree_slots.empty() && absolute >= tail_block) {
+        size_t at = static_cast<size_t>(absolute - tail_block) * 2 * static_cast<size_t>(kLanes * s.head_dim);
+        scratch.k[b] = scratch.tail.data() + at;
+        scratch.v[b] = scratch.k[b] + kLanes * s.head_dim;
+        continue;
+      }
+      int slot = absolute * kLanes, page = p.page_of(tile.first, slot);
+      scratch.k[b] = p.k_block(layer_, page, h, slot % s.page_size / kLanes);
+      scratch.v[b] = p.v_block(layer_, page, h, slot % s.page_size / kLanes);
+    }
+    p.kernels_.attention({scratch.k, scratch.v, blocks, s.head_dim, queries, scratch.q.data(), scratch.visible.data(),
+                          scratch.scores.data(), scratch.best.data(), scratch.sum.data(), scratch.out.data()});
+  }
+
+  // The blocks of a tree row from its first provisional position on, put into position order.
+  void gather(Program& p, const RowTile& tile, int h, Scratch& scratch) {
+    const Shape& s = p.shape_;
+    int first = tile.base / kLanes * kLanes, end = tile.base + static_cast<int>(tile.tree_slots.size());
+    int blocks = (end - first + kLanes - 1) / kLanes, block_size = kLanes * s.head_dim;
+    scratch.tail.assign(static_cast<size_t>(blocks * 2 * block_size), 0);
+    for (int position = first; position < end; ++position) {
+      int slot = position < tile.base ? position : tile.tree_slots[static_cast<size_t>(position - tile.base)];
+      int page = p.page_of(tile.first, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
+      uint16_t* k = scratch.tail.data() + (position - first) / kLanes * 2 * block_size;
+      const uint16_t* from = p.k_block(layer_, page, h, block);
+      for (int d = 0; d < s.head_dim; ++d) k[d * kLanes + position % kLanes] = from[d * kLanes + lane];
+      std::copy_n(p.v_block(layer_, page, h, block) + lane * s.head_dim, s.head_dim, k + block_size + position % kLanes * s.head_dim);
+    }
+  }
+
+  float* part_at(int row, int head, int seg, const Shape& s) {
+    auto index = (static_cast<size_t>(row) * static_cast<size_t>(s.heads) + static_cast<size_t>(head)) * static_cast<size_t>(segments_);
+    return parts_.data() + (index + static_cast<size_t>(seg)) * static_cast<size_t>(s.head_dim + 2);
+  }
+
+  void fold_parts(Program& p) {
+    const Shape& s = p.shape_;
+    thread_local std::vector<float> total;
+    total.resize(static_cast<size_t>(s.head_dim));
+    for (int i; (i = folded_.fetch_add(1, std::memory_order_relaxed)) < queries_;) {
+      int row = i / s.heads, head = i % s.heads;
+      float best = 0, sum = 0;
+      for (int seg = 0; seg <= p.rows_.positions[row] / kSegment; ++seg) {
+        const float* part = part_at(row, head, seg, s);
+        p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == 0);
+      }
+      p.kernels_.finish(total.data(), sum, out_.row(row) + head * s.head_dim, s.head_dim);
+    }
+  }
+
+  int layer_;
+  Buffer &q_, &out_;
+  bool split_ = false;
+  int segments_ = 1, queries_ = 0;
+  std::vector<float> parts_;
+  std::atomic<int> folded_{0};
+};
+
+class HeadOp : public Op {
+ public:
+  HeadOp(Acts& in, const Weight& w, int threads) : Op("head"), in_(in), w_(w), best_(static_cast<size_t>(threads)) {}
+  void prepare(Program& p) override {
+    Op::prepare(p);
+    for (auto& b : best_) b.assign(static_cast<size_t>(p.rows_.wanted_count), {-std::numeric_limits<float>::infinity(), 0});
+  }
+  void run(Program& p, int member) override {
+    int rows = p.rows_.wanted_count;
+    each_chunk(p, next, static_cast<int>(w_.blocks()), 1, [&](int first, int last) {
+      for (int b = first; b < last; ++b) block(p, b, rows, best_[static_cast<size_t>(member)]);
+    });
+    p.pool_.barrier();
+    if (member == 0) decide(p);
+  }
+
+ private:
+  struct Best { float value; int32_t id; };
+
+  void block(Program& p, int b, int rows, std::vector<Best>& best) {
+    alignas(64) float result[8 * kBlockRows];
+    int64_t first_id = static_cast<int64_t>(b) * kBlockRows;
+    int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, w_.rows - first_id));
+    each_tile(p, rows, [&](int first, int n) {
+      p.kernels_.tile_fn(w_, n)(w_, w_.data + static_cast<size_t>(b) * w_.block_bytes, in_.tile(first, n), result);
+      for (int r = 0; r < n; ++r) {
+        const float* y = result + r * kBlockRows;
+        Best& top = best[static_cast<size_t>(first + r)];
+        float highest = y[0];
+        for (int i = 1; i < lanes; ++i) highest = y[i] > highest ? y[i] : highest;
+        if (highest > top.value) {
+          int i = 0;
+          while (y[i] != highest) ++i;
+          top = {highest, static_cast<int32_t>(first_id) + i};
+        }
+        if (p.rows_.logits) std::copy_n(y, lanes, p.rows_.logits + (first + r) * w_.rows + first_id);
+      }
+    });
+  }
+  // Members take chunks in rising order, so each member's best is its lowest id; equal bests go to the lowest.
+  void decide(Program& p) {
+    for (size_t r = 0; r < static_cast<size_t>(p.rows_.wanted_count); ++r) {
+      Best top = best_[0][r];
+      for (const auto& b : best_)
+        if (b[r].value > top.value || (b[r].value == top.value && b[r].id < top.id)) top = b[r];
+      p.rows_.argmax[r] = top.id;
+    }
+  }
+
+  Acts& in_;
+  const Weight& w_;
+  std::vector<std::vector<Best>> best_;
+};
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------ description
+
+Program::Program(int threads, const std::string& isa, Shape shape) : kernels_(choose_kernels(isa)), shape_(shape), pool_(threads) {
+  size_t slot = static_cast<size_t>(shape.layers) * 2 * static_cast<size_t>(shape.kv_heads * shape.head_dim) * sizeof(uint16_t);
+  cache_ = Memory(std::max<size_t>(4096, slot * static_cast<size_t>(shape.pages) * static_cast<size_t>(shape.page_size)));
+}
+
+uint8_t* Program::allocate(size_t bytes) {
+  constexpr size_t kArena = size_t{64} << 20;
+  bytes = (bytes + 63) / 64 * 64;
+  if (arenas_.empty() || arena_used_ + bytes > arenas_.back().size()) {
+    arenas_.emplace_back(std::max(bytes, kArena));
+    arena_used_ = 0;
+  }
+  uint8_t* p = arenas_.back().data() + arena_used_;
+  arena_used_ += bytes;
+  return p;
+}
+
+int Program::weight(int type, int64_t rows, int64_t cols, const uint8_t* file, size_t file_bytes) {
+  auto w = std::make_unique<Weight>(describe_weight(type, rows, cols));
+  FileBlock fb = file_block(type);
+  if (file_bytes != static_cast<size_t>(rows) * static_cast<size_t>(cols / fb.values) * static_cast<size_t>(fb.bytes))
+    throw std::invalid_argument("weight data has " + std::to_string(file_bytes) + " bytes");
+  uint8_t* data = allocate(w->bytes());
+  std::atomic<int64_t> next{0};
+  pool_.run([&](int) {
+    constexpr int64_t kChunk = 8;
+    for (int64_t b; (b = next.fetch_add(kChunk)) < w->blocks();) pack_blocks(*w, file, data, b, std::min(b + kChunk, w->blocks()));
+  });
+  w->data = data;
+  weights_.push_back(std::move(w));
+  return static_cast<int>(weights_.size()) - 1;
+}
+
+int Program::vector(const float* values, int64_t n) {
+  vectors_.emplace_back(values, values + n);
+  return static_cast<int>(vectors_.size()) - 1;
+}
+
+int Program::buffer(int64_t width, bool wanted) {
+  auto b = std::make_unique<Buffer>();
+  b->width = width;
+  b->wanted = wanted;
+  b->data.resize(static_cast<size_t>(width) * static_cast<size_t>(shape_.max_rows));
+  buffers_.push_back(std::move(b));
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Program::acts(int64_t width, bool wanted) {
+  auto a = std::make_unique<Acts>();
+  a->width = width;
+  a->wanted = wanted;
+  a->reserve(shape_.max_rows);
+  acts_.push_back(std::move(a));
+  return static_cast<int>(acts_.size()) - 1;
+}
+
+namespace {
+template <class T>
+auto& at(std::vector<T>& v, int i) { return *v.at(static_cast<size_t>(i)); }
+}  // namespace
+
+void Program::embed(int weight, int out, float scale) { ops_.push_back(std::make_unique<EmbedOp>(at(weights_, weight), at(buffers_, out), scale)); }
+
+void Program::norm(int in, int gamma, float eps, int out) {
+  ops_.push_back(std::make_unique<NormOp>(at(buffers_, in), &vectors_.at(static_cast<size_t>(gamma)), eps, at(acts_, out)));
+}
+
+void Program::quantize(int in, int out) { ops_.push_back(std::make_unique<NormOp>(at(buffers_, in), nullptr, 0.0f, at(acts_, out))); }
+
+void Program::linear(int in, const std::vector<int>& weights, const std::vector<int>& biases, const std::vector<int>& outs, bool add) {
+  std::vector<Part> parts;
+  Acts& a = at(acts_, in);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const Weight& w = at(weights_, weights[i]);
+    if (w.is_float() && !a.floats) { a.floats = true; a.reserve(shape_.max_rows); }
+    pass_bytes_ += w.bytes();
+    parts.push_back({&w, biases[i] < 0 ? nullptr : &vectors_.at(static_cast<size_t>(biases[i])), &at(buffers_, outs[i]), 0});
+  }
+  ops_.push_back(std::make_unique<LinearOp>(a, std::move(parts), add));
+}
+
+void Program::swiglu(int in, int gate, int up, int out) {
+  Acts& a = at(acts_, in);
+  const Weight &g = at(weights_, gate), &u = at(weights_, up);
+  if ((g.is_float() || u.is_float()) && !a.floats) { a.floats = true; a.reserve(shape_.max_rows); }
+  pass_bytes_ += g.bytes() + u.bytes();
+  ops_.push_back(std::make_unique<SwigluOp>(a, g, u, at(acts_, out)));
+}
+
+void Program::rope(int layer, int q, int k, int v, std::vector<double> frequencies, bool interleaved, float query_scale, float magnitude) {
+  ops_.push_back(std::make_unique<RopeOp>(layer, at(buffers_, q), at(buffers_, k), at(buffers_, v), std::move(frequencies), interleaved,
+                                          query_scale, magnitude));
+}
+
+void Program::attention(int layer, int q, int out) { ops_.push_back(std::make_unique<AttentionOp>(layer, at(buffers_, q), at(buffers_, out))); }
+
+void Program::head(int in, int weight) {
+  Acts& a = at(acts_, in);
+  const Weight& w = at(weights_, weight);
+  if (w.is_float() && !a.floats) { a.floats = true; a.reserve(shape_.max_rows); }
+  pass_bytes_ += w.bytes();
+  vocabulary_ = w.rows;
+  ops_.push_back(std::make_unique<HeadOp>(a, w, threads()));
+}
+
+// ------------------------------------------------------------------------------------------------ passes
+
+uint16_t* Program::cache_block(int layer, int which, int page, int kv_head, int block) {
+  const Shape& s = shape_;
+  size_t blocks = static_cast<size_t>(s.page_size / 16), size = static_cast<size_t>(16 * s.head_dim);
+  size_t index = ((static_cast<size_t>(layer) * static_cast<size_t>(s.pages) + static_cast<size_t>(page)) * static_cast<size_t>(s.kv_heads) +
+                  static_cast<size_t>(kv_head)) * 2 + static_cast<size_t>(which);
+  return reinterpret_cast<uint16_t*>(cache_.data()) + (index * blocks + static_cast<size_t>(block)) * size;
+}
+
+void Program::plan_tiles() {
+  tiles_.clear();
+  const Rows& rows = rows_;
+  const int most = std::max(1, 64 / (shape_.heads / shape_.kv_heads));
+  for (int r = 0; r < rows.count; ++r) {
+    RowTile tile{r, 1, {}, rows.positions[r]};
+    for (int a = r; rows.parents[a] >= 0; a = rows.parents[a]) {
+      tile.tree_slots.push_back(rows.slots[a]);
+      tile.base = rows.positions[rows.parents[a]];
+      if (rows.parents[rows.parents[a]] < 0) tile.tree_slots.push_back(rows.slots[rows.parents[a]]);
+    }
+    std::reverse(tile.tree_slots.begin(), tile.tree_slots.end());
+    bool straight = true;
+    for (size_t i = 0; i < tile.tree_slots.size(); ++i) straight &= tile.tree_slots[i] == tile.base + static_cast<int>(i);
+    if (straight) tile.tree_slots.clear();
+    if (straight && !tiles_.empty()) {
+      RowTile& before = tiles_.back();
+      if (before.tree_slots.empty() && before.count < most && rows.sequences[before.first] == rows.sequences[r] &&
+          rows.positions[r] > rows.positions[r - 1]) {
+        ++before.count;
+        continue;
+      }
+    }
+    tiles_.push_back(std::move(tile));
+  }
+}
+
+void Program::run(const Rows& rows) {
+  rows_ = rows;
+  plan_tiles();
+  for (auto& op : ops_) op->prepare(*this);
+  pool_.run([this](int member) {
+    using Clock = std::chrono::steady_clock;
+    auto last = Clock::now();
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      ops_[i]->run(*this, member);
+      if (i + 1 < ops_.size()) pool_.barrier();
+      if (timing_ && member == 0) {
+        auto now = Clock::now();
+        ops_[i]->nanoseconds += static_cast<uint64_t>(std::chrono::nanoseconds(now - last).count());
+        last = now;
+      }
+    }
+  });
+}
+
+void Program::copy_slot(int page_from, int offset_from, int page_to, int offset_to) {
+  int dim = shape_.head_dim;
+  for (int layer = 0; layer < shape_.layers; ++layer)
+    for (int h = 0; h < shape_.kv_heads; ++h) {
+      const uint16_t* k = k_block(layer, page_from, h, offset_from / 16) + offset_from % 16;
+      uint16_t* to = k_block(layer, page_to, h, offset_to / 16) + offset_to % 16;
+      for (int d = 0; d < dim; ++d) to[16 * d] = k[16 * d];
+      std::copy_n(v_block(layer, page_from, h, offset_from / 16) + offset_from % 16 * dim, dim,
+                  v_block(layer, page_to, h, offset_to / 16) + offset_to % 16 * dim);
+    }
+}
+
+void Program::move(const int32_t* table, const int32_t* from, const int32_t* to, int count) {
+  for (int i = 0; i < count; ++i)
+    if (from[i] != to[i])
+      copy_slot(table[from[i] / shape_.page_size], from[i] % shape_.page_size, table[to[i] / shape_.page_size], to[i] % shape_.page_size);
+}
+
+void Program::copy_page(int from, int to) {
+  size_t bytes = static_cast<size_t>(shape_.page_size * shape_.head_dim * 2 * shape_.kv_heads) * sizeof(uint16_t);
+  for (int layer = 0; layer < shape_.layers; ++layer) std::memcpy(k_block(layer, to, 0, 0), k_block(layer, from, 0, 0), bytes);
+}
+
+size_t Program::memory_bytes() const {
+  size_t total = cache_.size();
+  for (const auto& w : weights_) total += w->bytes();
+  for (const auto& b : buffers_) total += b->data.size() * sizeof(float);
+  for (const auto& a : acts_) total += a->q.size() * 2;
+  return total;
+}
+
+std::vector<std::pair<std::string, double>> Program::timings() {
+  std::vector<std::pair<std::string, double>> sums;
+  for (auto& op : ops_) {
+    auto it = std::find_if(sums.begin(), sums.end(), [&](auto& s) { return s.first == op->name; });
+    if (it == sums.end()) it = sums.insert(sums.end(), {op->name, 0.0});
+    it->second += static_cast<double>(op->nanoseconds) * 1e-9;
+    op->nanoseconds = 0;
+  }
+  return sums;
+}
+
+}  // namespace paceline

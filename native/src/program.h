@@ -1,0 +1,157 @@
+// A model as a recorded list of operations, run by all threads together.
+//
+// Python describes an architecture once, op by op; a pass then runs the whole list in a single call. Every
+// thread walks the list, takes chunks of each op from a shared counter and meets the others at a barrier.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+#include "weight.h"
+
+namespace paceline {
+
+// 64-byte aligned, zeroed on first touch, released as a whole.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(size_t bytes);
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct Shape {
+  int max_rows, page_size, pages, layers, heads, kv_heads, head_dim;
+};
+
+// Float rows of one width. `wanted` buffers hold the rows whose output was asked for, others all rows.
+struct Buffer {
+  int64_t width;
+  bool wanted;
+  std::vector<float> data;
+  float* row(int64_t r) { return data.data() + r * width; }
+};
+
+// Quantised rows, tile by tile as in ActTile.
+struct Acts {
+  int64_t width;
+  bool wanted;
+  bool floats = false;  // some consumer has floating-point weights
+  std::vector<int8_t> q;
+  std::vector<float> scale, sum, half_sum, f;
+  std::vector<int32_t> shift, half_shift;
+  void reserve(int rows);
+  ActTile tile(int first, int rows) const;
+  ActTileOut out(int first, int64_t group, int rows);
+};
+
+// The rows of one pass as the caller gives them; see paceline.core.Rows.
+struct Rows {
+  int count = 0, wanted_count = 0, sequences_count = 0, table_width = 0;
+  const int32_t *tokens = nullptr, *positions = nullptr, *slots = nullptr, *parents = nullptr, *sequences = nullptr,
+                *tables = nullptr, *wanted = nullptr;
+  float* logits = nullptr;      // [wanted][vocab] or null
+  int32_t* argmax = nullptr;    // [wanted]
+};
+
+// Rows of one sequence that share their reads of the cache, or one row of a tree.
+struct RowTile {
+  int first, count;
+  std::vector<int> tree_slots;  // slots of positions base.. of a tree row, itself last
+  int base;                     // positions below it lie at their own slots
+};
+
+class Program;
+
+class Op {
+ public:
+  explicit Op(std::string label) : name(std::move(label)) {}
+  virtual ~Op() = default;
+  virtual void prepare(Program&) { next.store(0, std::memory_order_relaxed); }
+  virtual void run(Program& program, int member) = 0;
+  std::string name;
+  std::atomic<int> next{0};
+  uint64_t nanoseconds = 0;
+};
+
+class Program {
+ public:
+  Program(int threads, const std::string& isa, Shape shape);
+
+  // Description. Handles are indices; all sizes were checked by the caller.
+  int weight(int type, int64_t rows, int64_t cols, const uint8_t* file, size_t file_bytes);
+  int vector(const float* values, int64_t n);
+  int buffer(int64_t width, bool wanted);
+  int acts(int64_t width, bool wanted);
+  void embed(int weight, int out, float scale);
+  void norm(int in, int gamma, float eps, int out);
+  void quantize(int in, int out);
+  // parts: (weight, bias vector or -1, destination buffer); add: destination += result
+  void linear(int in, const std::vector<int>& weights, const std::vector<int>& biases, const std::vector<int>& outs, bool add);
+  void swiglu(int in, int gate, int up, int out);
+  void rope(int layer, int q, int k, int v, std::vector<double> frequencies, bool interleaved, float query_scale,
+            float magnitude);
+  void attention(int layer, int q, int out);
+  void head(int in, int weight);
+
+  void run(const Rows& rows);
+  void move(const int32_t* table, const int32_t* from, const int32_t* to, int count);
+  void copy_page(int from, int to);
+
+  // Bytes of weights and cache entries that a one-row pass reads, and nanoseconds per op since the last call.
+  size_t weight_bytes() const { return pass_bytes_; }
+  size_t memory_bytes() const;
+  std::vector<std::pair<std::string, double>> timings();
+  void time_ops(bool on) { timing_ = on; }
+  int64_t vocabulary() const { return vocabulary_; }
+
+  // For ops.
+  int threads() const { return pool_.threads(); }
+  int row_count(bool wanted) const { return wanted ? rows_.wanted_count : rows_.count; }
+  uint16_t* k_block(int layer, int page, int kv_head, int block) { return cache_block(layer, 0, page, kv_head, block); }
+  uint16_t* v_block(int layer, int page, int kv_head, int block) { return cache_block(layer, 1, page, kv_head, block); }
+  uint16_t* cache_block(int layer, int which, int page, int kv_head, int block);
+  int page_of(int row, int slot) const {
+    return rows_.tables[rows_.sequences[row] * rows_.table_width + slot / shape_.page_size];
+  }
+
+  const Kernels& kernels_;
+  Shape shape_;
+  Pool pool_;
+  Rows rows_;
+  std::vector<RowTile> tiles_;
+  std::vector<std::unique_ptr<Weight>> weights_;
+  std::deque<std::vector<float>> vectors_;  // ops keep pointers to the elements
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<std::unique_ptr<Acts>> acts_;
+
+ private:
+  uint8_t* allocate(size_t bytes);
+  void plan_tiles();
+  void copy_slot(int page_from, int offset_from, int page_to, int offset_to);
+
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::vector<Memory> arenas_;
+  size_t arena_used_ = 0;
+  Memory cache_;
+  size_t pass_bytes_ = 0;
+  int64_t vocabulary_ = 0;
+  bool timing_ = false;
+};
+
+const Kernels& choose_kernels(const std::string& isa);
+
+}  // namespace paceline

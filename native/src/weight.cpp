@@ -1,0 +1,331 @@
+#include "weight.h"
+
+#include <array>
+#include <vector>
+
+#include "half.h"
+
+namespace paceline {
+namespace {
+
+enum : int { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11,
+             Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, BF16 = 30 };
+
+struct TypeRow { int type; FileBlock file; Quant quant; Scheme scheme; };
+
+constexpr TypeRow kTypes[] = {
+    {F32, {1, 4}, Quant::f32, Scheme::none},          {F16, {1, 2}, Quant::f16, Scheme::none},
+    {BF16, {1, 2}, Quant::bf16, Scheme::none},        {Q4_0, {32, 18}, Quant::u4, Scheme::half},
+    {Q4_1, {32, 20}, Quant::u4, Scheme::half_min},    {Q5_0, {32, 22}, Quant::u5, Scheme::half},
+    {Q5_1, {32, 24}, Quant::u5, Scheme::half_min},    {Q8_0, {32, 34}, Quant::u8, Scheme::half},
+    {Q2_K, {256, 84}, Quant::u4, Scheme::fine_min},   {Q3_K, {256, 110}, Quant::u4, Scheme::fine},
+    {Q4_K, {256, 144}, Quant::u4, Scheme::super_min}, {Q5_K, {256, 176}, Quant::u5, Scheme::super_min},
+    {Q6_K, {256, 210}, Quant::u8, Scheme::fine},      {IQ4_NL, {32, 18}, Quant::u8, Scheme::half},
+    {IQ4_XS, {256, 136}, Quant::u8, Scheme::fine},
+};
+
+const TypeRow& type_row(int type) {
+  for (const TypeRow& row : kTypes)
+    if (row.type == type) return row;
+  throw std::invalid_argument("tensor type " + std::to_string(type) + " has no kernel");
+}
+
+constexpr int8_t kNonlinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// One file block in plain form: at most 256 values and their scales.
+struct Plain {
+  uint8_t u[256];
+  uint16_t d = 0, min = 0;            // f16, of the block
+  uint8_t scale[16] = {}, low[16] = {};  // of each 16 or 32 values
+};
+
+uint16_t read16(const uint8_t* p) { uint16_t x; std::memcpy(&x, p, 2); return x; }
+uint32_t read32(const uint8_t* p) { uint32_t x; std::memcpy(&x, p, 4); return x; }
+
+void nibbles32(const uint8_t* q, uint8_t* u) {
+  for (int i = 0; i < 16; ++i) { u[i] = q[i] & 15; u[i + 16] = q[i] >> 4; }
+}
+
+void decode_q5(const uint8_t* high, const uint8_t* q, uint8_t* u) {
+  nibbles32(q, u);
+  uint32_t bits = read32(high);
+  for (int i = 0; i < 32; ++i) u[i] |= static_cast<uint8_t>((bits >> i & 1) << 4);
+}
+
+// Six-bit scales and minima of Q4_K and Q5_K, packed in 12 bytes.
+void decode_scales_k(const uint8_t* s, Plain& p) {
+  for (int j = 0; j < 4; ++j) {
+    p.scale[j] = s[j] & 63;
+    p.low[j] = s[j + 4] & 63;
+    p.scale[j + 4] = static_cast<uint8_t>((s[j + 8] & 15) | (s[j] >> 6) << 4);
+    p.low[j + 4] = static_cast<uint8_t>((s[j + 8] >> 4) | (s[j + 4] >> 6) << 4);
+  }
+}
+
+void decode_q2k(const uint8_t* b, Plain& p) {
+  for (int i = 0; i < 16; ++i) { p.scale[i] = b[i] & 15; p.low[i] = b[i] >> 4; }
+  for (int i = 0; i < 256; ++i) p.u[i] = b[16 + (i / 128) * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3;
+  p.d = read16(b + 80);
+  p.min = read16(b + 82);
+}
+
+void decode_q3k(const uint8_t* b, Plain& p) {
+  const uint8_t *mask = b, *q = b + 32, *s = b + 96;
+  for (int i = 0; i < 256; ++i) {
+    int low = q[(i / 128) * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3;
+    int high = mask[i % 32] >> (i / 32) & 1;
+    p.u[i] = static_cast<uint8_t>(low + 4 * high + 4);  // value low + 4 high - 4, zero point 8
+  }
+  for (int i = 0; i < 16; ++i) {
+    int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
+    int high = s[8 + i % 4] >> (2 * (i / 4)) & 3;
+    p.scale[i] = static_cast<uint8_t>((low | high << 4) - 32);
+  }
+  p.d = read16(b + 108);
+}
+
+void decode_q4k(const uint8_t* b, Plain& p) {
+  p.d = read16(b);
+  p.min = read16(b + 2);
+  decode_scales_k(b + 4, p);
+  for (int j = 0; j < 4; ++j)
+    for (int l = 0; l < 32; ++l) {
+      p.u[64 * j + l] = b[16 + 32 * j + l] & 15;
+      p.u[64 * j + 32 + l] = b[16 + 32 * j + l] >> 4;
+    }
+}
+
+void decode_q5k(const uint8_t* b, Plain& p) {
+  p.d = read16(b);
+  p.min = read16(b + 2);
+  decode_scales_k(b + 4, p);
+  const uint8_t *high = b + 16, *q = b + 48;
+  for (int j = 0; j < 4; ++j)
+    for (int l = 0; l < 32; ++l) {
+      p.u[64 * j + l] = static_cast<uint8_t>((q[32 * j + l] & 15) | (high[l] >> (2 * j) & 1) << 4);
+      p.u[64 * j + 32 + l] = static_cast<uint8_t>(q[32 * j + l] >> 4 | (high[l] >> (2 * j + 1) & 1) << 4);
+    }
+}
+
+void decode_q6k(const uint8_t* b, Plain& p) {
+  for (int n = 0; n < 2; ++n)
+    for (int l = 0; l < 32; ++l) {
+      const uint8_t *low = b + 64 * n, high = b[128 + 32 * n + l];
+      uint8_t* u = p.u + 128 * n + l;
+      u[0] = static_cast<uint8_t>(((low[l] & 15) | (high & 3) << 4) + 96);  // value q - 32, zero point 128
+      u[32] = static_cast<uint8_t>(((low[l + 32] & 15) | (high >> 2 & 3) << 4) + 96);
+      u[64] = static_cast<uint8_t>((low[l] >> 4 | (high >> 4 & 3) << 4) + 96);
+      u[96] = static_cast<uint8_t>((low[l + 32] >> 4 | (high >> 6) << 4) + 96);
+    }
+  std::memcpy(p.scale, b + 192, 16);
+  p.d = read16(b + 208);
+}
+
+void decode_iq4xs(const uint8_t* b, Plain& p) {
+  uint16_t high = read16(b + 2);
+  for (int g = 0; g < 8; ++g) {
+    int s = (b[4 + g / 2] >> (4 * (g % 2)) & 15) | (high >> (2 * g) & 3) << 4;
+    p.scale[2 * g] = p.scale[2 * g + 1] = static_cast<uint8_t>(s - 32);
+    nibbles32(b + 8 + 16 * g, p.u + 32 * g);
+  }
+  for (uint8_t& u : p.u) u = static_cast<uint8_t>(kNonlinear[u] + 128);
+  p.d = read16(b);
+}
+
+void decode(int type, const uint8_t* b, Plain& p) {
+  switch (type) {
+    case Q4_0: p.d = read16(b); nibbles32(b + 2, p.u); break;
+    case Q4_1: p.d = read16(b); p.min = read16(b + 2); nibbles32(b + 4, p.u); break;
+    case Q5_0: p.d = read16(b); decode_q5(b + 2, b + 6, p.u); break;
+    case Q5_1: p.d = read16(b); p.min = read16(b + 2); decode_q5(b + 4, b + 8, p.u); break;
+    case Q8_0: p.d = read16(b); for (int i = 0; i < 32; ++i) p.u[i] = b[2 + i] ^ 0x80; break;
+    case IQ4_NL:
+      p.d = read16(b);
+      nibbles32(b + 2, p.u);
+      for (int i = 0; i < 32; ++i) p.u[i] = static_cast<uint8_t>(kNonlinear[p.u[i]] + 128);
+      break;
+    case Q2_K: decode_q2k(b, p); break;
+    case Q3_K: decode_q3k(b, p); break;
+    case Q4_K: decode_q4k(b, p); break;
+    case Q5_K: decode_q5k(b, p); break;
+    case Q6_K: decode_q6k(b, p); break;
+    default: decode_iq4xs(b, p); break;
+  }
+}
+
+constexpr size_t group_quant_bytes(Quant q) { return q == Quant::u4 ? 256 : q == Quant::u5 ? 320 : 512; }
+
+// Where group g's scales lie, relative to the block's scale area.
+constexpr size_t scale_offset(Scheme s, int64_t g) {
+  auto super = static_cast<size_t>(g / 8), within = static_cast<size_t>(g % 8), group = static_cast<size_t>(g);
+  switch (s) {
+    case Scheme::half: return group * 32;
+    case Scheme::half_min: return group * 64;
+    case Scheme::super_min: return super * 320 + 64 + within * 32;
+    case Scheme::fine: return super * 288 + 32 + within * 32;
+    default: return super * 576 + 64 + within * 64;
+  }
+}
+
+constexpr size_t scale_bytes(Scheme s, int64_t cols) {
+  auto groups = static_cast<size_t>(cols / kGroup), supers = static_cast<size_t>(cols / kSuper);
+  switch (s) {
+    case Scheme::half: return groups * 32;
+    case Scheme::half_min: return groups * 64;
+    case Scheme::super_min: return supers * 320;
+    case Scheme::fine: return supers * 288;
+    default: return supers * 576;
+  }
+}
+
+void put_group_quants(Quant quant, const uint8_t* u, uint8_t* out, int lane) {
+  for (int j = 0; j < 4; ++j) {
+    uint32_t low = read32(u + 4 * j), high = read32(u + 4 * (j + 4));
+    if (quant == Quant::u8) {
+      std::memcpy(out + 64 * j + 4 * lane, &low, 4);
+      std::memcpy(out + 64 * (j + 4) + 4 * lane, &high, 4);
+      continue;
+    }
+    uint32_t both = (low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4;
+    std::memcpy(out + 64 * j + 4 * lane, &both, 4);
+    if (quant == Quant::u5)
+      for (int i = 0; i < 4; ++i) {
+        int bit = 4 * lane + i;
+        out[256 + 8 * j + bit / 8] |= static_cast<uint8_t>((low >> (8 * i + 4) & 1) << (bit % 8));
+        out[256 + 8 * (j + 4) + bit / 8] |= static_cast<uint8_t>((high >> (8 * i + 4) & 1) << (bit % 8));
+      }
+  }
+}
+
+void put16(uint8_t* p, int lane, uint16_t x) { std::memcpy(p + 2 * lane, &x, 2); }
+
+void put_group_scales(Scheme scheme, const Plain& p, int within, uint8_t* scales, int64_t g, int lane) {
+  uint8_t* s = scales + scale_offset(scheme, g);
+  uint8_t* super = s - within * (scheme == Scheme::fine_min ? 64 : 32);  // first group of the super-block
+  switch (scheme) {
+    case Scheme::half: put16(s, lane, p.d); break;
+    case Scheme::half_min: put16(s, lane, p.d); put16(s + 32, lane, p.min); break;
+    case Scheme::super_min:
+      s[lane] = p.scale[within];
+      s[16 + lane] = p.low[within];
+      if (!within) { put16(super - 64, lane, p.d); put16(super - 32, lane, p.min); }
+      break;
+    case Scheme::fine:
+      s[lane] = p.scale[2 * within];
+      s[16 + lane] = p.scale[2 * within + 1];
+      if (!within) put16(super - 32, lane, p.d);
+      break;
+    default:
+      for (int h = 0; h < 2; ++h) {
+        s[32 * h + lane] = p.scale[2 * within + h];
+        s[32 * h + 16 + lane] = p.low[2 * within + h];
+      }
+      if (!within) { put16(super - 64, lane, p.d); put16(super - 32, lane, p.min); }
+      break;
+  }
+}
+
+void pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
+  const TypeRow& row = type_row(w.type);
+  Plain plain;
+  int64_t groups_per_file_block = row.file.values / kGroup;
+  for (int64_t f = 0; f < w.cols / row.file.values; ++f) {
+    decode(w.type, file + f * row.file.bytes, plain);
+    for (int64_t i = 0; i < groups_per_file_block; ++i) {
+      int64_t g = f * groups_per_file_block + i;
+      put_group_quants(w.quant, plain.u + kGroup * i, block + static_cast<size_t>(g) * group_quant_bytes(w.quant), lane);
+      put_group_scales(w.scheme, plain, static_cast<int>(i), block + w.quant_bytes, g, lane);
+    }
+  }
+}
+
+void pack_float_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
+  size_t size = w.quant == Quant::f32 ? 4 : 2;
+  for (int64_t k = 0; k < w.cols; ++k)
+    std::memcpy(block + (static_cast<size_t>(k) * kBlockRows + static_cast<size_t>(lane)) * size, file + static_cast<size_t>(k) * size, size);
+}
+
+int stored(const Weight& w, const uint8_t* block, int64_t k, int lane) {
+  const uint8_t* q = block + static_cast<size_t>(k / kGroup) * group_quant_bytes(w.quant);
+  int within = static_cast<int>(k % kGroup), vector = within / 4, byte = 4 * lane + within % 4;
+  if (w.quant == Quant::u8) return q[64 * vector + byte];
+  int nibble = vector < 4 ? q[64 * vector + byte] & 15 : q[64 * (vector - 4) + byte] >> 4;
+  if (w.quant == Quant::u5) nibble |= (q[256 + 8 * vector + byte / 8] >> (byte % 8) & 1) << 4;
+  return nibble;
+}
+
+struct ScaleMin { float scale, min; };
+
+ScaleMin scale_of(const Weight& w, const uint8_t* block, int64_t k, int lane) {
+  int64_t g = k / kGroup;
+  int within = static_cast<int>(g % 8), half = static_cast<int>(k % kGroup / 16);
+  const uint8_t* s = block + w.quant_bytes + scale_offset(w.scheme, g);
+  auto f16 = [lane](const uint8_t* p) { return half_to_float(read16(p + 2 * lane)); };
+  switch (w.scheme) {
+    case Scheme::half: return {f16(s), 0};
+    case Scheme::half_min: return {f16(s), f16(s + 32)};
+    case Scheme::super_min: {
+      const uint8_t* super = s - 32 * within - 64;
+      return {f16(super) * s[lane], -f16(super + 32) * s[16 + lane]};
+    }
+    case Scheme::fine: return {f16(s - 32 * within - 32) * static_cast<int8_t>(s[16 * half + lane]), 0};
+    default: {
+      const uint8_t* super = s - 64 * within - 64;
+      return {f16(super) * s[32 * half + lane], -f16(super + 32) * s[32 * half + 16 + lane]};
+    }
+  }
+}
+
+}  // namespace
+
+FileBlock file_block(int type) { return type_row(type).file; }
+
+Weight describe_weight(int type, int64_t rows, int64_t cols) {
+  const TypeRow& row = type_row(type);
+  if (rows < 1 || cols < 1 || cols % row.file.values || (row.scheme != Scheme::none && cols % kGroup))
+    throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) +
+                                " cannot be cut into blocks of " + std::to_string(row.file.values));
+  Weight w{rows, cols, row.quant, row.scheme, type, 0, 0, nullptr};
+  auto groups = static_cast<size_t>(cols / kGroup);
+  if (w.is_float())
+    w.quant_bytes = w.block_bytes = static_cast<size_t>(cols) * kBlockRows * static_cast<size_t>(row.file.bytes);
+  else {
+    w.quant_bytes = groups * group_quant_bytes(row.quant);
+    w.block_bytes = w.quant_bytes + scale_bytes(row.scheme, cols);
+  }
+  return w;
+}
+
+void pack_blocks(const Weight& w, const uint8_t* file, uint8_t* out, int64_t first, int64_t last) {
+  const FileBlock fb = file_block(w.type);
+  size_t row_bytes = static_cast<size_t>(w.cols / fb.values) * static_cast<size_t>(fb.bytes);
+  for (int64_t b = first; b < last; ++b) {
+    uint8_t* block = out + static_cast<size_t>(b) * w.block_bytes;
+    std::memset(block, 0, w.block_bytes);
+    for (int lane = 0; lane < kBlockRows && b * kBlockRows + lane < w.rows; ++lane) {
+      const uint8_t* row = file + static_cast<size_t>(b * kBlockRows + lane) * row_bytes;
+      w.is_float() ? pack_float_row(w, row, block, lane) : pack_row(w, row, block, lane);
+    }
+  }
+}
+
+void unpack_row(const Weight& w, int64_t row, float* out) {
+  const uint8_t* block = w.data + static_cast<size_t>(row / kBlockRows) * w.block_bytes;
+  int lane = static_cast<int>(row % kBlockRows);
+  if (w.is_float()) {
+    for (int64_t k = 0; k < w.cols; ++k) {
+      size_t at = static_cast<size_t>(k * kBlockRows + lane);
+      if (w.quant == Quant::f32) std::memcpy(out + k, block + 4 * at, 4);
+      else out[k] = w.quant == Quant::f16 ? half_to_float(read16(block + 2 * at)) : bf16_to_float(read16(block + 2 * at));
+    }
+    return;
+  }
+  bool has_min = w.scheme == Scheme::half_min || w.scheme == Scheme::super_min || w.scheme == Scheme::fine_min;
+  int zero = has_min ? 0 : w.quant == Quant::u4 ? 8 : w.quant == Quant::u5 ? 16 : 128;
+  for (int64_t k = 0; k < w.cols; k += 16) {
+    ScaleMin s = scale_of(w, block, k, lane);
+    for (int64_t i = k; i < k + 16; ++i) out[i] = s.scale * static_cast<float>(stored(w, block, i, lane) - zero) + s.min;
+  }
+}
+
+}  // namespace paceline

@@ -1,0 +1,62 @@
+// Weight matrices repacked for the kernels: the file's own integers and scales in another order.
+//
+// Sixteen output rows make a block; lane l of every vector belongs to output row 16 b + l. Within a
+// block come all quants, group by group of 32 k-values, then all scales:
+//
+//   u4  256 bytes a group: byte 4l+i of vector j holds k = 4j+i (low nibble) and 4(j+4)+i (high), j < 4
+//   u5  the same, then eight 64-bit masks with bit 4 of k = 4j+i at bit 4l+i of mask j
+//   u8  512 bytes a group: byte 4l+i of vector j holds k = 4j+i, j < 8
+//
+// A stored u stands for u - zero (8, 16 or 128), except in the schemes with minima, where zero is 0.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace paceline {
+
+constexpr int kBlockRows = 16;
+constexpr int kGroup = 32;
+constexpr int kSuper = 256;
+
+enum class Quant : uint8_t { u4, u5, u8, f32, f16, bf16 };
+
+enum class Scheme : uint8_t {
+  half,       // f16 scale per group                                        Q4_0 Q5_0 Q8_0 IQ4_NL
+  half_min,   // f16 scale and f16 minimum per group                        Q4_1 Q5_1
+  super_min,  // per 256: f16 d, f16 dmin; per group: u8 scale, u8 minimum  Q4_K Q5_K
+  fine,       // per 256: f16 d; per 16: s8 scale                           Q3_K Q6_K IQ4_XS
+  fine_min,   // per 256: f16 d, f16 dmin; per 16: u8 scale, u8 minimum     Q2_K
+  none,       // floating-point weights
+};
+
+struct Weight {
+  int64_t rows = 0, cols = 0;
+  Quant quant{};
+  Scheme scheme{};
+  int type = 0;                 // ggml id, for reports
+  size_t quant_bytes = 0;       // of one block
+  size_t block_bytes = 0;       // of one block, scales included
+  const uint8_t* data = nullptr;
+
+  int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
+  size_t bytes() const { return static_cast<size_t>(blocks()) * block_bytes; }
+  bool is_float() const { return scheme == Scheme::none; }
+};
+
+// Geometry of a ggml type: k-values and bytes of a file block; throws std::invalid_argument if unknown.
+struct FileBlock { int values; int bytes; };
+FileBlock file_block(int type);
+
+// Shape and layout, without data. Throws std::invalid_argument on a type or shape that has no kernel.
+Weight describe_weight(int type, int64_t rows, int64_t cols);
+
+// Repacks blocks [first, last) from the file's bytes into `out` (the start of the whole matrix).
+void pack_blocks(const Weight& weight, const uint8_t* file, uint8_t* out, int64_t first, int64_t last);
+
+// Row `row` as floats, from the packed form.
+void unpack_row(const Weight& weight, int64_t row, float* out);
+
+}  // namespace paceline

@@ -1,0 +1,209 @@
+"""A model file as a `Target`: loads it, keeps its cache arrays, runs its passes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core import Floats, Ids, Output, Rows
+from paceline.errors import ModelFileError, ResourceError, UsageError, suggest
+from paceline.models.config import DecoderConfig
+from paceline.models.registry import recorder
+from paceline.models.tensors import Tensors
+from paceline.native import Program, instruction_sets
+from paceline.weights.gguf import GGUFFile
+
+PAGE_SIZE = 32
+MAX_ROWS = 512
+_SPARE = 1.15  # workspaces, tokenizer and interpreter beside weights
+
+
+class NativeTarget:
+    """A model that runs on the CPU kernels; implements `core.Target`.
+
+    Attributes:
+        pages: cache pages there are; memory is only taken as they are first written.
+        weight_bytes: bytes of weights that a one-row pass reads.
+        isa: the kernel set in use.
+    """
+
+    page_size = PAGE_SIZE
+    max_rows = MAX_ROWS
+
+    def __init__(self, program: Program, config: DecoderConfig, *, vocab_size: int, context_limit: int, pages: int) -> None:
+        self._program = program
+        self.config = config
+        self.vocab_size = vocab_size
+        self.context_limit = context_limit
+        self.pages = pages
+        self.threads: int = program.threads
+        self.isa: str = program.isa
+        self.weight_bytes: int = program.weight_bytes
+        self._logits: Floats = np.empty((0, vocab_size), np.float32)
+
+    @classmethod
+    def load(
+        cls,
+        file: GGUFFile,
+        *,
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        pages: int | None = None,
+        isa: str | None = None,
+    ) -> NativeTarget:
+        """Repack a file's weights and record its passes.
+
+        Args:
+            threads: None means one per physical core.
+            max_model_len: most tokens of one sequence; None means the model's own limit, or as much as
+                memory holds.
+            pages: cache pages of 32 positions; None means room for one longest sequence and a quarter
+                more for prefixes kept from earlier calls.
+            isa: kernel set, "avx512", "avx2" or "portable"; None means PACELINE_ISA or the best there is.
+
+        Raises:
+            UsageError: an option that cannot be met.
+            ModelFileError, UnsupportedModelError: the file cannot be run.
+            ResourceError: it does not fit the memory that is free.
+        """
+        metadata = file.metadata
+        if "general.architecture" not in metadata:
+            raise ModelFileError("the file does not name its architecture", "it is no model; check what was downloaded")
+        record = recorder(str(metadata["general.architecture"]))
+        config = DecoderConfig.from_metadata(metadata)
+        vocab = _vocabulary(file)
+        weights = sum(info.nbytes for info in file.tensors.values())
+        context = _context(config, max_model_len, weights)
+        pages = pages or -(-context * 5 // (4 * PAGE_SIZE)) + 2
+        program = Program(
+            threads=_threads(threads),
+            isa=_isa(isa),
+            max_rows=MAX_ROWS,
+            page_size=PAGE_SIZE,
+            pages=pages,
+            layers=config.layers,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+        )
+        tensors = Tensors(file, program)
+        record(program, tensors, config, vocab)
+        tensors.refuse_leftovers()
+        return cls(program, config, vocab_size=vocab, context_limit=context, pages=pages)
+
+    def forward(self, rows: Rows) -> Output:
+        """Run one pass; see `core.Target`."""
+        count = len(rows.wanted)
+        argmax: Ids = np.empty(count, np.int32)
+        logits = self._logits_for(count) if rows.logits else None
+        self._program.run(
+            rows.tokens, rows.positions, rows.slots, rows.parents, rows.sequences, rows.tables, rows.wanted, argmax, logits
+        )  # fmt: skip
+        return Output(argmax, None if logits is None else logits[:count])
+
+    def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy cache entries from slot to slot of one sequence, in order."""
+        self._program.move(np.asarray(table, np.int32), np.asarray(sources, np.int32), np.asarray(targets, np.int32))
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a whole cache page."""
+        self._program.copy_page(source, target)
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes that one position takes in the cache, all layers together."""
+        return _cache_bytes(self.config)
+
+    def time_ops(self, on: bool) -> None:
+        """Switch the timing of operations by kind; see `op_seconds`."""
+        self._program.time_ops(on)
+
+    def op_seconds(self) -> dict[str, float]:
+        """Seconds by kind of operation since the last call, while timing is on."""
+        return dict(self._program.timings())
+
+    def _logits_for(self, count: int) -> Floats:
+        if len(self._logits) < count:
+            self._logits = np.empty((count, self.vocab_size), np.float32)
+        return self._logits
+
+
+def _vocabulary(file: GGUFFile) -> int:
+    info = file.tensors.get("token_embd.weight")
+    if info is None or len(info.shape) != 2:
+        raise ModelFileError("the file has no token embedding", "it is incomplete; convert or download it again")
+    return info.shape[0]
+
+
+def _cache_bytes(config: DecoderConfig) -> int:
+    return config.layers * 2 * config.kv_heads * config.head_dim * 2
+
+
+def _context(config: DecoderConfig, wanted: int | None, weights: int) -> int:
+    """Longest sequence: as asked, or as the model and the free memory allow."""
+    if wanted is not None and not 2 <= wanted <= config.context_length:
+        raise UsageError(f"max_model_len is {wanted}", f"give a value from 2 to {config.context_length}")
+    free = _free_memory()
+    if free is None:
+        return wanted or config.context_length
+    left = int(free - weights * _SPARE)
+    fits = left * 4 // (5 * _cache_bytes(config))
+    least = wanted or min(config.context_length, 2 * PAGE_SIZE)
+    if fits < least:
+        raise ResourceError(
+            f"the model needs {weights * _SPARE / 2**20:.0f} MiB and {least} tokens of cache "
+            f"{least * _cache_bytes(config) * 1.25 / 2**20:.0f} MiB more; {free / 2**20:.0f} MiB are free",
+            "close other programs, lower max_model_len, or take a smaller quantisation",
+        )
+    return wanted or min(config.context_length, fits)
+
+
+def _free_memory() -> int | None:
+    """Bytes the system could hand out now, or None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    free = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if "kB" in line}.get("MemAvailable")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    if not limit.isdigit():
+        return free
+    return int(limit) - used if free is None else min(free, int(limit) - used)
+
+
+def _threads(wanted: int | None) -> int:
+    if wanted is None:
+        return physical_cores()
+    if not 1 <= wanted <= 256:
+        raise UsageError(f"threads is {wanted}", "give a value from 1 to 256; None means one per physical core")
+    return wanted
+
+
+def physical_cores() -> int:
+    """Physical cores this process may run on; threads that share a core would only share its units."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in allowed:
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.add(siblings)
+    return max(1, len(cores))
+
+
+def _isa(wanted: str | None) -> str:
+    name = wanted or os.environ.get("PACELINE_ISA") or "auto"
+    known = ["auto", "avx512", "avx2", "portable"]
+    if name not in known:
+        raise UsageError(f"kernel set {name!r} does not exist", suggest(name, known))
+    if name != "auto" and name not in instruction_sets():
+        raise ResourceError(f"this CPU cannot run the {name} kernels", f"use one of: {', '.join(instruction_sets())}")
+    return name

@@ -1,0 +1,65 @@
+"""A file's tensors handed to native code, each checked and each used exactly once.
+
+What an architecture does not ask for is refused at the end, so that no weight is ever silently ignored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.errors import ModelFileError, UnsupportedModelError
+from paceline.native import Program
+from paceline.weights.gguf import GGUFFile
+from paceline.weights.quants import dequantize
+
+
+class Tensors:
+    """Moves tensors of one file into one program."""
+
+    def __init__(self, file: GGUFFile, program: Program) -> None:
+        self.file = file
+        self._program = program
+        self._taken: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def matrix(self, name: str, rows: int, cols: int) -> int:
+        """Repack a weight matrix [rows, cols]; returns its handle."""
+        self._expect(name, (rows, cols))
+        info = self.file.tensors[name]
+        handle = self._program.weight(type=int(info.type), rows=rows, cols=cols, data=self.file.data(name))
+        self.file.release(name)
+        return handle
+
+    def vector(self, name: str, size: int) -> int:
+        """Copy a vector [size] as float32; returns its handle."""
+        return self._program.vector(self.values(name, size))
+
+    def bias(self, name: str, size: int) -> int:
+        """Like `vector`, or -1 when the file has none."""
+        return self.vector(name, size) if self.has(name) else -1
+
+    def values(self, name: str, size: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        self._expect(name, (size,))
+        info = self.file.tensors[name]
+        flat = dequantize(info.type, self.file.data(name), info.shape).reshape(-1)
+        return np.ascontiguousarray(flat, np.float32)
+
+    def refuse_leftovers(self) -> None:
+        """Raise if the file has tensors that nothing asked for."""
+        left = [name for name in self.file.tensors if name not in self._taken]
+        if left:
+            shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+            raise UnsupportedModelError(
+                f"the file has tensors this architecture does not use: {shown}",
+                "running the model without them would change its text; update Paceline or use another conversion",
+            )
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> None:
+        info = self.file.tensors.get(name)
+        if info is None:
+            raise ModelFileError(f"the file has no tensor {name}", "it is incomplete; convert or download it again")
+        if info.shape != shape:
+            raise ModelFileError(f"{name} is {info.shape}, expected {shape}", "the file is damaged; download it again")
+        self._taken.add(name)
