@@ -61,9 +61,12 @@ app = typer.Typer(cls=LazyGroup, context_settings=HELP, **PLAIN)
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        terminal.write(f"paceline {version('paceline')}\n")
+        try:
+            terminal.write(f"paceline {version('paceline')}\n")
+        except PackageNotFoundError:
+            terminal.write("paceline (run from its source)\n")
         raise typer.Exit
 
 
