@@ -7,8 +7,9 @@ there is offered as a chain.
 
 from __future__ import annotations
 
-from paceline.core import Context, Draft, Outcome
-from paceline.drafters.calibration import Calibration, Features, Luck, length_class
+from paceline.core import ROOT, Context, Draft, Outcome
+from paceline.drafters.calibration import Calibration, Luck, length_class
+from paceline.drafters.offer import Offer
 from paceline.errors import UsageError
 
 # A copied stretch tends to go on: the longer the match so far, the surer the next token.
@@ -64,8 +65,8 @@ class _Request:
     def __init__(self, index: NgramIndex) -> None:
         self.index = index
         self.luck = Luck()
+        self.offer = Offer()
         self.length = 0
-        self.offer: list[tuple[int, float, Features]] = []
 
 
 class NgramDrafter:
@@ -86,16 +87,15 @@ class NgramDrafter:
 
     def propose(self, context: Context, budget: int) -> Draft:
         request = self._follow(context)
-        request.offer = []
+        offer = request.offer = Offer()
         matched, start = request.index.find()
-        if matched == 0 or budget <= 0:
-            return Draft.empty()
-        luck = request.luck.log_odds
-        for depth, token in enumerate(context.tokens[start : start + budget]):
+        node, luck = ROOT, request.luck.log_odds
+        for depth, token in enumerate(context.tokens[start : start + max(budget, 0)] if matched else ()):
             features = (length_class(matched + depth),)
-            request.offer.append((token, self.calibration.chance(features, luck), features))
-        tokens, chances, _ = zip(*request.offer, strict=True)
-        return Draft.chain(tokens, chances, self.name)
+            chance = self.calibration.chance(features, luck)
+            offer.guesses[node] = [(token, chance, features)]
+            node = offer.add(node, token, chance)
+        return offer.draft(self.name)
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:  # noqa: ARG002
         self._follow(context)
@@ -109,17 +109,8 @@ class NgramDrafter:
             index = NgramIndex(context.tokens, self.shortest, self.longest)
             request = self._requests[context.request] = _Request(index)
         if request.length != len(context.tokens):
-            self._learn(request, context.tokens)
+            request.offer.learn(context.tokens[request.length :], self.calibration, request.luck)
+            request.offer = Offer()
             request.index.follow()
             request.length = len(context.tokens)
         return request
-
-    def _learn(self, request: _Request, tokens: list[int]) -> None:
-        written = tokens[request.length :]
-        for (guess, chance, features), token in zip(request.offer, written, strict=False):
-            hit = guess == token
-            request.luck.record(chance, hit)
-            self.calibration.record(features, chance, hit)
-            if not hit:
-                break
-        request.offer = []

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.core import Drafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.errors import UsageError, suggest
 
@@ -36,6 +37,7 @@ REGISTRY: dict[str, Row] = {
         ("suffix-decoding", "ngram-cache"),
         ("vocab_size", "identity"),
     ),
+    "prediction": Row(PredictionDrafter, {}, ("predicted-outputs",), ("vocab_size",)),
     "ngram": Row(
         NgramDrafter,
         {
@@ -48,7 +50,7 @@ REGISTRY: dict[str, Row] = {
     ),
 }
 
-_AUTO = ("suffix",)
+_AUTO = ("suffix", "prediction")
 
 
 @dataclass(frozen=True, slots=True)

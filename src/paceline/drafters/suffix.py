@@ -11,11 +11,10 @@ from heapq import heappop, heappush
 from math import exp
 from pathlib import Path
 
-import numpy as np
-
 from paceline.core import ROOT, Context, Draft, Outcome
-from paceline.drafters.calibration import Calibration, Features, Luck, length_class
+from paceline.drafters.calibration import LENGTH_CLASSES, Calibration, Luck, length_class
 from paceline.drafters.history import ContextTree
+from paceline.drafters.offer import Guess, Offer
 from paceline.drafters.store import ResponseStore
 
 REACH = 32
@@ -36,7 +35,7 @@ _SURE = 8
 _OWN, _SHARED, _BOTH = 0, 1, 2
 _RANK = 3
 _LENGTH = _RANK + WIDTH
-_DETERMINED = _LENGTH + 10
+_DETERMINED = _LENGTH + LENGTH_CLASSES
 _COUNTED = _DETERMINED + 3
 _LEFT_OVER = _COUNTED + 4
 _WEIGHTS = (
@@ -51,24 +50,18 @@ _WEIGHTS = (
 _Trail = tuple[int, int] | None
 """(position, match length) where the text goes on that is being copied; None when it is not that plain"""
 
-_Guess = tuple[int, float, float, Features, _Trail]
-"""(token, chance, chance once the guesses before it have failed, features, trail)"""
-
 _Candidate = tuple[float, int, int, float, int, list[int], _Trail]
 """(minus path chance, serial, parent, chance, token, text before it, trail)"""
 
 
 class _Request:
-    """One request's history and its last offer: `guesses[node]` at each place, `nodes` for those emitted."""
-
-    __slots__ = ("guesses", "length", "luck", "nodes", "tree")
+    __slots__ = ("length", "luck", "offer", "tree")
 
     def __init__(self, tokens: list[int]) -> None:
         self.tree = ContextTree(tokens)
         self.luck = Luck()
+        self.offer = Offer()
         self.length = 0
-        self.guesses: dict[int, list[_Guess]] = {}
-        self.nodes: dict[tuple[int, int], int] = {}
 
 
 class SuffixDrafter:
@@ -91,40 +84,27 @@ class SuffixDrafter:
 
     def propose(self, context: Context, budget: int) -> Draft:
         request = self._follow(context)
-        request.guesses = guesses = {}
-        request.nodes = nodes = {}
-        tokens: list[int] = []
-        parents: list[int] = []
-        chances: list[float] = []
+        offer = request.offer = Offer()
         queue: list[_Candidate] = []
         node, path, text = ROOT, 1.0, context.tokens[-REACH:]
         trail: _Trail = None
-        while len(tokens) < budget:
-            guesses[node] = found = self._copy(request, trail) if trail else self._guess(request, text)
-            least = LEAST * (1 + len(tokens))
-            for token, chance, _, _, onward in found:
-                reached = path * chance
+        while len(offer.tokens) < budget:
+            guesses, trail = self._copy(request, trail) if trail else self._guess(request, text)
+            offer.guesses[node] = guesses
+            least = LEAST * (1 + len(offer.tokens))
+            left = path
+            for token, chance, _ in guesses:
+                reached = left * chance
+                left -= reached
                 if reached >= least:
-                    serial = len(queue) + len(tokens)
-                    heappush(queue, (-reached, serial, node, chance, token, text, onward))
+                    serial = len(queue) + len(offer.tokens)
+                    heappush(queue, (-reached, serial, node, reached / path, token, text, trail))
             if not queue or -queue[0][0] < least:
                 break
             path, _, parent, chance, token, text, trail = heappop(queue)
-            path, node, text = -path, len(tokens), [*text, token]
-            nodes[parent, token] = node
-            tokens.append(token)
-            parents.append(parent)
-            chances.append(chance)
-        n = len(tokens)
-        if n == 0:
-            return Draft.empty()
-        return Draft(
-            np.array(tokens, np.int32),
-            np.array(parents, np.int32),
-            np.array(chances, np.float32),
-            (self.name,) * n,
-            np.zeros(n, np.int32),
-        )
+            path, text = -path, [*text, token]
+            node = offer.add(parent, token, chance)
+        return offer.draft(self.name)
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:  # noqa: ARG002
         self._follow(context)
@@ -142,25 +122,13 @@ class SuffixDrafter:
         if request is None:
             request = self._requests[context.request] = _Request(context.tokens)
         if request.length != len(context.tokens):
-            self._learn(request, context.tokens)
+            request.offer.learn(context.tokens[request.length :], self.calibration, request.luck)
+            request.offer = Offer()
             request.tree.follow()
             request.length = len(context.tokens)
         return request
 
-    def _learn(self, request: _Request, tokens: list[int]) -> None:
-        node = ROOT
-        for token in tokens[request.length :]:
-            for guess, _, chance, features, _ in request.guesses.get(node, ()):
-                hit = guess == token
-                request.luck.record(chance, hit)
-                self.calibration.record(features, chance, hit)
-                if hit:
-                    break
-            if (node := request.nodes.get((node, token), ROOT)) == ROOT:
-                break
-        request.guesses, request.nodes = {}, {}
-
-    def _guess(self, request: _Request, text: list[int]) -> list[_Guess]:
+    def _guess(self, request: _Request, text: list[int]) -> tuple[list[Guess], _Trail]:
         """The guesses for the token after `text`, surest first."""
         weights = self.calibration.weights
         tree = request.tree
@@ -178,23 +146,21 @@ class SuffixDrafter:
                 found[token] = (_BOTH, order, evidence)
         ranked = [(weights[f[0]] + weights[f[1]] + weights[f[2]], token, f) for token, f in found.items()]
         ranked.sort(reverse=True)
-        left, luck, rank = 1.0, request.luck.log_odds, _RANK
-        guesses: list[_Guess] = []
+        luck, rank = request.luck.log_odds, _RANK
+        guesses: list[Guess] = []
         for sureness, token, features in ranked[:WIDTH]:
             chance = 1.0 / (1.0 + exp(-sureness - weights[rank] - luck))
-            guesses.append((token, left * chance, chance, (*features, rank), None))
-            left -= left * chance
+            guesses.append((token, chance, (*features, rank)))
             rank += 1
-        return guesses
+        return guesses, None
 
-    def _copy(self, request: _Request, trail: tuple[int, int]) -> list[_Guess]:
+    def _copy(self, request: _Request, trail: tuple[int, int]) -> tuple[list[Guess], _Trail]:
         """What stands on the trail: the only place where so long a match occurred, so nothing competes."""
         position, length = trail
         tokens = request.tree.tokens
         features = (_OWN, _LENGTH + length_class(length), _DETERMINED, _RANK)
-        chance = self.calibration.chance(features, request.luck.log_odds)
-        onward = (position + 1, length + 1) if position + 1 < len(tokens) else None
-        return [(tokens[position], chance, chance, features, onward)]
+        guess = (tokens[position], self.calibration.chance(features, request.luck.log_odds), features)
+        return [guess], (position + 1, length + 1) if position + 1 < len(tokens) else None
 
 
 def _known(tree: ContextTree, text: list[int]) -> tuple[list[tuple[int, int, int]], int, int]:

@@ -76,6 +76,27 @@ class _Account:
         self.balance = min(self.balance + seconds, self.QUESTIONS * self.cost)
 
 
+class _Trust:
+    """What a drafter's claims are worth: guesses that came true over guesses that should have.
+
+    The drafters calibrate themselves; this bounds the harm of one that does not. Never above one.
+    """
+
+    __slots__ = ("claimed", "factor", "true")
+
+    DOUBT = 4.0
+    FADE = 0.995
+
+    def __init__(self) -> None:
+        self.claimed = self.true = 0.0
+        self.factor = 1.0
+
+    def record(self, chance: float, hit: bool) -> None:
+        self.claimed = self.FADE * self.claimed + chance
+        self.true = self.FADE * self.true + hit
+        self.factor = min(1.0, (self.true + self.DOUBT) / (self.claimed + self.DOUBT))
+
+
 @dataclass(slots=True)
 class _Record:
     """What the planner knows about one request."""
@@ -112,6 +133,7 @@ class Planner:
         self.draft_length = draft_length
         self._clock = clock
         self._records: dict[int, _Record] = {}
+        self._trust = {drafter.name: _Trust() for drafter in self.drafters}
 
     def plan(self, contexts: Sequence[Context], rooms: Sequence[int]) -> list[Draft]:
         """Return what to check for each request, at most `rooms[i]` nodes; an empty draft is a plain step."""
@@ -122,7 +144,7 @@ class Planner:
             (-path, i, node)
             for i, draft in enumerate(drafts)
             if len(draft)
-            for node, path in enumerate(_paths(draft))
+            for node, path in enumerate(self._paths(draft))
         ]
         if not nodes:
             return drafts
@@ -145,6 +167,11 @@ class Planner:
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:
         """Let the drafters follow the text; call after prefill and after every step."""
+        if outcome is not None and self.draft_length is None:
+            chances = outcome.draft.chances.tolist()
+            for node, hit in outcome.tested():
+                if trust := self._trust.get(outcome.draft.sources[node]):
+                    trust.record(chances[node], hit)
         for drafter in self.drafters:
             drafter.commit(context, outcome)
 
@@ -194,7 +221,7 @@ class Planner:
         record.offered += len(draft)
         if len(draft) <= budget:
             return draft
-        paths = _paths(draft)
+        paths = self._paths(draft)
         likeliest = sorted(range(len(draft)), key=lambda i: (-paths[i], i))
         return select(draft, sorted(likeliest[:budget]))
 
@@ -215,17 +242,18 @@ class Planner:
                 continue
             record.bought += len(plan)
             earned: dict[str, float] = {}
-            for source, path in zip(plan.sources, _paths(plan), strict=True):
+            for source, path in zip(plan.sources, self._paths(plan), strict=True):
                 earned[source] = earned.get(source, 0.0) + path * step - row
             for source, seconds in earned.items():
                 if account := record.accounts.get(source):
                     account.earn(seconds)
 
-
-def _paths(draft: Draft) -> list[float]:
-    """[n] path chances; `Draft.path_chances` on plain numbers, which is faster for a handful of nodes."""
-    paths: list[float] = draft.chances.tolist()
-    for i, parent in enumerate(draft.parents.tolist()):
-        if parent != ROOT:
-            paths[i] *= paths[parent]
-    return paths
+    def _paths(self, draft: Draft) -> list[float]:
+        """[n] chance of each node to be reached and taken, as far as its drafters are trusted."""
+        paths: list[float] = draft.chances.tolist()
+        for i, parent in enumerate(draft.parents.tolist()):
+            if trust := self._trust.get(draft.sources[i]):
+                paths[i] *= trust.factor
+            if parent != ROOT:
+                paths[i] *= paths[parent]
+        return paths

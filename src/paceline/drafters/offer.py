@@ -1,0 +1,63 @@
+"""A draft under construction, which afterwards remembers what it claimed, so that its drafter can learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core import ROOT, Draft
+from paceline.drafters.calibration import Calibration, Features, Luck
+
+Guess = tuple[int, float, Features]
+"""(token, chance once the guesses before it at the same place have failed, features)"""
+
+
+class Offer:
+    """Nodes put forward, parents first, and the guesses made at each place, surest first.
+
+    A place is ROOT or a node. Guesses count for learning also where no node was made of them.
+    """
+
+    __slots__ = ("_nodes", "chances", "guesses", "parents", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.chances: list[float] = []
+        self.guesses: dict[int, Sequence[Guess]] = {}
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int, chance: float) -> int:
+        """Put a node forward; `chance` is given the parent, among its siblings. Returns its index."""
+        node = len(self.tokens)
+        self._nodes[parent, token] = node
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.chances.append(chance)
+        return node
+
+    def draft(self, source: str) -> Draft:
+        n = len(self.tokens)
+        if n == 0:
+            return Draft.empty()
+        return Draft(
+            np.array(self.tokens, np.int32),
+            np.array(self.parents, np.int32),
+            np.array(self.chances, np.float32),
+            (source,) * n,
+            np.zeros(n, np.int32),
+        )
+
+    def learn(self, written: Sequence[int], calibration: Calibration, luck: Luck) -> None:
+        """Compare with the tokens `written` since: every guess at a place the text came by is judged."""
+        node = ROOT
+        for token in written:
+            for guess, chance, features in self.guesses.get(node, ()):
+                hit = guess == token
+                luck.record(chance, hit)
+                calibration.record(features, chance, hit)
+                if hit:
+                    break
+            if (node := self._nodes.get((node, token), ROOT)) == ROOT:
+                return
