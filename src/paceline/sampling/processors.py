@@ -17,6 +17,7 @@ from paceline.sampling.noise import Indices
 
 _COLUMNS = 2048
 _SORTABLE = 1024
+_BINS = 4096
 _COLDEST = 1e-30
 """Temperatures below this act like it: float32 logits that differ are already infinitely far apart."""
 
@@ -48,12 +49,12 @@ def keep(row: Floats, temperature: float, top_k: int, top_p: float, min_p: float
     Returns:
         [kept] ids, ascending, at least one. Tokens at -inf may be among them; they have probability 0.
     """
-    temperature = max(temperature, _COLDEST)
     ids = top_k_ids(row, top_k) if 0 < top_k < len(row) else None
     if top_p < 1.0:
         ids = _top_p(row, ids, temperature, top_p)
     if min_p > 0.0:
-        ids = _min_p(row, ids, temperature, min_p)
+        floor = min_p_floor(row, temperature, min_p)
+        ids = np.flatnonzero(row >= floor) if ids is None else ids[row[ids] >= floor]
     return np.arange(len(row)) if ids is None else ids
 
 
@@ -80,10 +81,7 @@ def _at_most_kth(row: Floats, k: int) -> np.float32:
 
 def _top_p(row: Floats, ids: Indices | None, temperature: float, top_p: float) -> Indices:
     values = row if ids is None else row[ids]
-    weights = values - values.max()
-    with np.errstate(over="ignore", under="ignore"):
-        weights /= np.float32(temperature)
-        np.exp(weights, out=weights)
+    weights = weigh(values, values.max(), temperature)
     total = float(weights.sum())
     # Tokens below the floor weigh less than half of (1 - top_p) * total, even all together.
     floor = np.float32((1.0 - top_p) * total / len(weights) / 2)
@@ -96,31 +94,41 @@ def _top_p(row: Floats, ids: Indices | None, temperature: float, top_p: float) -
 def _nucleus(values: Floats, weights: Floats, enough: float) -> tuple[np.float32, int]:
     """The least value and the size of the smallest head of `values` whose weights reach `enough`.
 
-    Halves the range of values that holds the boundary until what is left is cheap to sort.
+    Many values are first counted into narrow bins, so that only the bin with the boundary is sorted.
     """
     size, mass = 0, 0.0
-    while len(values) > _SORTABLE and (low := values.min()) < (high := values.max()):
-        upper = values > min(low + (high - low) / 2, np.nextafter(high, low))
-        reached = mass + float(weights[upper].sum(dtype=np.float64))
-        if reached >= enough:
-            values, weights = values[upper], weights[upper]
-        else:
-            size, mass = size + int(np.count_nonzero(upper)), reached
-            values, weights = values[~upper], weights[~upper]
+    if len(values) > _SORTABLE and (spread := np.ptp(values)) > 0:
+        bins = ((values.max() - values) * (_BINS / spread)).astype(np.int64)
+        filled = np.cumsum(np.bincount(bins, weights))
+        edge = min(int(np.searchsorted(filled, enough)), len(filled) - 1)
+        size = int(np.count_nonzero(bins < edge))
+        mass = float(filled[edge - 1]) if edge else 0.0
+        values, weights = values[bins == edge], weights[bins == edge]
     falling = np.argsort(values)[::-1]
     reaches = mass + np.cumsum(weights[falling], dtype=np.float64)
     last = min(int(np.searchsorted(reaches, enough)), len(falling) - 1)
     return values[falling[last]], size + last + 1
 
 
-def _min_p(row: Floats, ids: Indices | None, temperature: float, min_p: float) -> Indices:
-    values = (row if ids is None else row[ids]).astype(np.float64)
-    likely = np.flatnonzero(values - values.max() >= temperature * math.log(min_p))
-    return likely if ids is None else ids[likely]
+def min_p_floor(row: Floats, temperature: float, min_p: float) -> np.float32:
+    """The least float32 logit that min_p above 0 keeps."""
+    floor = float(row.max()) + temperature * math.log(min_p)
+    least = np.float32(floor)
+    return least if float(least) >= floor else np.nextafter(least, np.float32(np.inf))
+
+
+def weigh(values: Floats, best: np.float32, temperature: float) -> Floats:
+    """exp((values - best) / temperature), in float32."""
+    weights: Floats = values - best
+    with np.errstate(over="ignore", under="ignore"):
+        weights /= np.float32(max(temperature, _COLDEST))
+        np.exp(weights, out=weights)
+    return weights
 
 
 def _head(ids: Indices, values: Floats, boundary: np.float32, count: int) -> Indices:
     """The `count` greatest of ascending `ids`; `boundary` is the least value kept, lowest ids first."""
-    above = ids[values > boundary]
-    level = ids[values == boundary][: count - len(above)]
-    return np.sort(np.concatenate((above, level)))
+    kept = values > boundary
+    level = np.flatnonzero(values == boundary)
+    kept[level[: count - np.count_nonzero(kept)]] = True
+    return ids[kept]

@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.core import Floats
 from paceline.sampling.noise import BLOCK, Doubles, Indices, Noise
+from paceline.sampling.processors import min_p_floor, weigh
 
 _GUESS = -1.0
 _MARGIN = 1e-9
@@ -62,6 +63,35 @@ def race_among(row: Floats, ids: Indices, temperature: float, noise: Noise, posi
     values = row[ids]
     scores = scale(values, float(values.max()), temperature) + noise.gumbel(position, ids)
     return int(ids[scores.argmax()])
+
+
+def race_nucleus(
+    row: Floats, temperature: float, top_p: float, min_p: float, noise: Noise, position: int
+) -> int:
+    """`race` among the tokens that top_p and min_p keep, without finding them all.
+
+    A token is in the nucleus if the tokens ahead of it (greater logits, or equal ones and lower ids) weigh
+    less than top_p of the total. The winner among all tokens, if it is kept, is the winner among the kept;
+    if it is not, nothing behind it is kept either, and the race is run again among those ahead of it.
+    """
+    field = row
+    if min_p > 0.0:
+        field = np.where(row >= min_p_floor(row, temperature, min_p), row, np.float32(-np.inf))
+    best = row.max()
+    total: float | None = None
+    while True:
+        winner = race(field, temperature, noise, position)
+        ahead = row > row[winner]
+        ahead[:winner] |= row[:winner] == row[winner]
+        lead = float(weigh(row[ahead], best, temperature).sum(dtype=np.float64))
+        own = float(weigh(row[winner : winner + 1], best, temperature)[0])
+        # The total is at least lead + own, which often settles it without a pass over the vocabulary.
+        if lead < top_p * (lead + own):
+            return winner
+        total = float(weigh(row, best, temperature).sum()) if total is None else total
+        if lead < top_p * total:
+            return winner
+        field = np.where(ahead, field, np.float32(-np.inf))
 
 
 def scale(values: Floats, best: float, temperature: float) -> Doubles:

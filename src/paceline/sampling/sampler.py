@@ -10,7 +10,7 @@ from paceline.core import Floats, SamplingParams, TokenLogprob
 from paceline.errors import ModelFileError, RequestError
 from paceline.sampling import processors
 from paceline.sampling.noise import Doubles, Indices, Noise
-from paceline.sampling.race import race, race_among, scale
+from paceline.sampling.race import race, race_among, race_nucleus, scale
 
 
 class Sampler:
@@ -75,9 +75,7 @@ class Sampler:
         row = self._adjusted(logits)
         if self.params.greedy:
             return int(row.argmax())
-        if not self._truncates:
-            return race(row, self.params.temperature, self.noise, position)
-        return race_among(row, self._kept(row), self.params.temperature, self.noise, position)
+        return self._draw(row, position)
 
     def advance(self, token: int) -> None:
         """Follow one committed token."""
@@ -126,10 +124,15 @@ class Sampler:
     def _adjusts(self) -> bool:
         return self._repeating or self._counting or len(self._bias_ids) > 0 or self._banning
 
-    @property
-    def _truncates(self) -> bool:
-        params = self.params
-        return 0 < params.top_k < self.vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+    def _draw(self, row: Floats, position: int) -> int:
+        """Gumbel-max among the tokens that the truncations keep; `_kept` lists the same tokens."""
+        params, noise = self.params, self.noise
+        few = 0 < params.top_k < self.vocab_size
+        if params.top_p < 1.0 and not few:
+            return race_nucleus(row, params.temperature, params.top_p, params.min_p, noise, position)
+        if few or params.min_p > 0.0:
+            return race_among(row, self._kept(row), params.temperature, noise, position)
+        return race(row, params.temperature, noise, position)
 
     def _kept(self, row: Floats) -> Indices:
         params = self.params
