@@ -10,5 +10,5 @@ from paceline.planning.pass_time import PassTime
 
 
 def stub_llm(context_limit: int = 512) -> LLM:
-    target = StubTarget(RepetitiveRule(VOCAB_SIZE), context_limit=context_limit)
-    return LLM.from_target(target, tiny_tokenizer(), pass_time=PassTime.flat())
+    target = StubTarget(RepetitiveRule(VOCAB_SIZE, peak=4.5), context_limit=context_limit)
+    return LLM.from_target(target, tiny_tokenizer(), pass_time=PassTime({1: 1e-3, 64: 1.2e-3}))

@@ -16,6 +16,10 @@ def test_the_report_names_the_cache_and_our_settings(tmp_path: Path, monkeypatch
     assert found.cache["free_bytes"] > 0
     assert found.provenance["environment"]["PACELINE_CACHE"] == str(tmp_path / "not" / "there")
     assert not (tmp_path / "not").exists()
+    assert found.kernels[-1] == "portable"
+    assert found.threads == 1
+    assert found.read_bandwidth is not None
+    assert found.read_bandwidth > 0
 
 
 def test_provenance_is_complete() -> None:

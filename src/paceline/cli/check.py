@@ -29,7 +29,7 @@ def command(
 
     rows: list[RowFault | None] = []
     with GGUFFile.open(locate(model)) as file:
-        rows += row_faults(NativeTarget.load(file, threads=threads, max_model_len=256), seed=seed)
+        rows += row_faults(NativeTarget.load(file, threads=threads), seed=seed)
     llm, _, _ = load(model, EngineFlags(threads=threads))
     texts: list[TextFault | None] = []
     with count_progress("Comparing", cases) as step:

@@ -39,10 +39,11 @@ def _lines(d: Diagnosis) -> list[tuple[str, str]]:
         ("versions", versions),
         ("platform", machine["platform"]),
         ("cpu", f"{machine['cpu']}, {machine['logical_cores']} logical cores"),
+        ("cpu flags", " ".join(machine["flags"])),
         ("memory", f"{machine['memory_bytes'] / 2**30:.1f} GiB"),
     ]
-    if d.native is not None:
-        lines.append(("features", ", ".join(f"{name} {value}" for name, value in d.native.items())))
+    if d.kernels:
+        lines.append(("kernels", f"{d.kernels[0]}, chosen from {', '.join(d.kernels)}"))
     if d.threads is not None:
         lines.append(("threads", str(d.threads)))
     if d.read_bandwidth is not None:

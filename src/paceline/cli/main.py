@@ -26,7 +26,7 @@ VERBS = {
 }
 ALIASES = {"collect-env": "doctor"}
 
-OTHER_VARIABLES = {"PACELINE_CACHE"}
+OTHER_VARIABLES = {"PACELINE_CACHE", "PACELINE_ISA"}
 """Environment variables that are no flag's twin."""
 
 HELP = {"help_option_names": ["-h", "--help"]}

@@ -32,17 +32,16 @@ def command(
 ) -> None:
     from paceline import native
     from paceline.models.target import NativeTarget
-    from paceline.tools.describe import describe
     from paceline.weights.gguf import GGUFFile
 
     path = locate(model)
     terminal.note(f"measuring for about {8 * seconds:.0f} s")
     with GGUFFile.open(path) as file:
-        target = NativeTarget.load(file, threads=threads, max_model_len=context + 1024)
+        target = NativeTarget.load(file, threads=threads)
         found = profile(
             target,
             weight_bytes=target.weight_bytes,
-            kv_bytes_per_token=describe(path).kv_bytes_per_token,
+            kv_bytes_per_token=target.cache_bytes_per_token,
             read_bandwidth=lambda: native.read_bandwidth(target.threads),
             context=context,
             budget_s=seconds,

@@ -13,15 +13,15 @@ from paceline.weights import hub
 @dataclass(slots=True)
 class Diagnosis:
     """Attributes:
-    native: what the compiled extension says of this CPU; None when it cannot be loaded.
-    threads: threads used by default.
+    kernels: kernel sets this CPU can run, best first; empty when the native core cannot be loaded.
+    threads: threads used: one per physical core by default.
     read_bandwidth: bytes per second those threads read from memory.
     problems: what to mend, one sentence each.
     """
 
     provenance: dict[str, Any]
     cache: dict[str, Any]
-    native: dict[str, Any] | None = None
+    kernels: list[str] = field(default_factory=list)
     threads: int | None = None
     read_bandwidth: float | None = None
     problems: list[str] = field(default_factory=list)
@@ -33,12 +33,15 @@ def diagnose(threads: int | None = None) -> Diagnosis:
     _look_at_cache(found)
     try:
         from paceline import native
-
-        found.native = dict(native.cpu_features())
-        found.threads = threads or native.default_threads()
-        found.read_bandwidth = native.read_bandwidth(found.threads)
-    except (ImportError, AttributeError, OSError) as error:
+        from paceline.models.target import physical_cores
+    except ImportError as error:
         found.problems.append(f"the native core cannot be loaded ({error}); run `make build`, or reinstall")
+        return found
+    found.kernels = list(native.instruction_sets())
+    found.threads = threads or physical_cores()
+    found.read_bandwidth = native.read_bandwidth(found.threads)
+    if found.kernels == ["portable"]:
+        found.problems.append("this CPU has neither AVX2 nor AVX-512 VNNI; the portable kernels are slow")
     return found
 
 
