@@ -98,7 +98,7 @@ def _nucleus(values: Floats, weights: Floats, enough: float) -> tuple[np.float32
     """
     size, mass = 0, 0.0
     if len(values) > _SORTABLE and (spread := np.ptp(values)) > 0:
-        bins = ((values.max() - values) * (_BINS / spread)).astype(np.int64)
+        bins = ((values.max() - values) / spread * _BINS).astype(np.int64)
         filled = np.cumsum(np.bincount(bins, weights))
         edge = min(int(np.searchsorted(filled, enough)), len(filled) - 1)
         size = int(np.count_nonzero(bins < edge))

@@ -43,6 +43,7 @@ def walk(
     Yields:
         (token, node): node is the accepted draft node, or ROOT for the last token, the correction or bonus.
     """
+    assert draft.probs is None or draft.probs.shape == (len(draft), sampler.vocab_size)
     children = _children(draft)
     rejecting = sampler.params.verification == "rejection" and not sampler.params.greedy
     node, position = ROOT, first_position
