@@ -36,12 +36,11 @@ class SentencePieceBPE:
             )
         self._vocabulary = vocabulary
         self._scores = scores
-        reserved = (Kind.CONTROL, Kind.UNKNOWN, Kind.BYTE)
-        # Control tokens stay out, so that no text can turn into one.
+        # Control tokens stay out, so that no text can turn into one; user-defined tokens are found before.
         self._ids = {
-            text.replace(" ", SPACE): i
+            text: i
             for i, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-            if text and kind not in reserved
+            if text and kind in (Kind.NORMAL, Kind.UNUSED, Kind.UNDEFINED)
         }
         self._byte_of = self._bytes()
         self._id_of_byte = {byte: i for i, byte in self._byte_of.items()}

@@ -110,10 +110,10 @@ class Tokenizer:
             elif breaker and breaker in part:
                 ids += self._parts(part.replace(breaker, ""), self._marked, "", opening)
             else:
-                # SentencePiece begins every stretch of text after a special token with a space.
+                # SentencePiece begins a prompt, and so what follows a control token, with a space.
                 prefix = " " if opening and self._vocabulary.add_space_prefix else ""
                 ids += self._pieces.encode(prefix + part)
-            opening = isinstance(part, int)
+            opening = isinstance(part, int) and self._vocabulary.is_special(part)
         return ids
 
     def _refuse_unknown(self, token: int) -> None:
