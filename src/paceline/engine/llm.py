@@ -299,7 +299,7 @@ class LLM:
             while len(self._planners) >= _PLANNERS_KEPT:
                 self._planners.pop(next(iter(self._planners)))
             self._planners[key] = Planner(
-                self._measured() if drafters else PassTime.flat(),
+                self._measured() if drafters else PassTime({1: 1.0}),
                 drafters,
                 draft_length=speculation.draft_length,
             )
