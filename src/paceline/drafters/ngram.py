@@ -50,13 +50,19 @@ class NgramIndex:
     def find(self) -> tuple[int, int]:
         """Return (n, position after it) of the longest known suffix's last occurrence; (0, 0) if none."""
         tokens, end = self.tokens, len(self.tokens)
-        found = (0, 0)
+        matched = found = 0
         for n in range(self.shortest, min(self.longest, end) + 1):
             position = self._after.get(tuple(tokens[end - n :]))
             if position is None:
                 break
-            found = (n, position)
-        return found
+            matched, found = n, position
+        # An n-gram seen once has no longer entries yet; the text tells how far it agrees.
+        while (
+            0 < matched < min(self.longest, found)
+            and tokens[found - matched - 1] == tokens[end - matched - 1]
+        ):
+            matched += 1
+        return matched, found
 
 
 class _Request:

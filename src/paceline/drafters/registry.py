@@ -79,7 +79,13 @@ def configure(speculate: Spec | Sequence[Spec], *, vocab_size: int, identity: st
     """
     if speculate == "off":
         return Speculation()
-    specs: Sequence[Spec] = [speculate] if isinstance(speculate, str | Mapping) else speculate
+    specs = [speculate] if isinstance(speculate, str | Mapping) else speculate
+    if not isinstance(specs, Sequence) or any(not isinstance(spec, str | Mapping) for spec in specs):
+        raise UsageError(
+            f"speculate is {speculate!r}", "give 'off', 'auto', a drafter's name or a list of them"
+        )
+    if not specs:
+        raise UsageError("no drafter is given", "to turn speculation off, write 'off'")
     drafters: list[Drafter] = []
     length: int | None = None
     for spec in specs:
@@ -87,9 +93,15 @@ def configure(speculate: Spec | Sequence[Spec], *, vocab_size: int, identity: st
         if "num_speculative_tokens" in options:
             length = _draft_length(options.pop("num_speculative_tokens"))
         names = _AUTO if name == "auto" else (name,)
-        drafters += [
-            create({"method": each, **options}, vocab_size=vocab_size, identity=identity) for each in names
-        ]
+        if name == "off":
+            raise UsageError("'off' cannot be combined with drafters", "give 'off' alone, or leave it out")
+        if name == "auto" and options:
+            raise UsageError(f"'auto' takes no option {next(iter(options))!r}", "name the drafter it is for")
+        for each in names:
+            drafter = create({"method": each, **options}, vocab_size=vocab_size, identity=identity)
+            if any(drafter.name == other.name for other in drafters):
+                raise UsageError(f"{drafter.name!r} is given twice", "give each drafter once")
+            drafters.append(drafter)
     return Speculation(drafters, length)
 
 

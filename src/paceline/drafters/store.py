@@ -93,7 +93,9 @@ class ResponseStore:
             return []
         try:
             with self._file.open("rb") as stream:
-                if stream.read(len(_MAGIC)) != _MAGIC:
+                if (magic := stream.read(len(_MAGIC))) == b"":
+                    return []
+                if magic != _MAGIC:
                     raise UsageError(
                         f"{self._file} is not a file of responses",
                         "give another name; this file is left as it is",

@@ -1,0 +1,93 @@
+"""From what a user writes to drafters, or to an error that says what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.drafters import registry
+from paceline.drafters.ngram import NgramDrafter
+from paceline.errors import UsageError
+
+
+def create(spec):
+    return registry.create(spec, vocab_size=100, identity="test")
+
+
+def configure(spec):
+    return registry.configure(spec, vocab_size=100, identity="test")
+
+
+def test_every_name_builds_a_drafter_of_that_name():
+    assert {name: create(name).name for name in registry.names()} == {n: n for n in registry.names()}
+    assert set(registry.names()) == {"ngram", "suffix", "prediction"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("NGRAM", "ngram"),
+        ("[ngram]", "ngram"),
+        ("ngram-simple", "ngram"),
+        ("ngram_mod", "ngram"),
+        ("prompt_lookup", "ngram"),
+        ("suffix_decoding", "suffix"),
+        ("ngram-cache", "suffix"),
+    ],
+)
+def test_names_of_other_engines_are_understood(spec, name):
+    assert create(spec).name == name
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ngram:min=3,max=5",
+        {"method": "ngram", "min": 3, "max": 5},
+        {"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": "5"},
+    ],
+)
+def test_options_in_both_spellings(spec):
+    drafter = create(spec)
+    assert isinstance(drafter, NgramDrafter)
+    assert (drafter.shortest, drafter.longest) == (3, 5)
+
+
+def test_off_auto_one_and_several():
+    assert configure("off").drafters == []
+    assert [d.name for d in configure("auto").drafters] == ["suffix", "prediction"]
+    assert [d.name for d in configure("ngram").drafters] == ["ngram"]
+    assert [d.name for d in configure(["ngram", {"method": "suffix"}]).drafters] == ["ngram", "suffix"]
+
+
+def test_a_fixed_draft_length_goes_to_the_planner():
+    assert configure("auto").draft_length is None
+    assert configure({"method": "ngram", "num_speculative_tokens": 5}).draft_length == 5
+    assert configure("auto:num_speculative_tokens=3").draft_length == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("ngrm", r"no drafter 'ngrm'\nhint: did you mean 'ngram'"),
+        ("warp-drive", r"no drafter 'warp-drive'\nhint: known: "),
+        ("ngram:mxa=3", r"ngram has no option 'mxa'\nhint: did you mean 'max'"),
+        ("ngram:max", r"'max' without a value\nhint: write ngram:max=VALUE"),
+        ("ngram:max=many", r"option max of ngram is 'many'"),
+        ({"max": 3}, r"needs 'method'"),
+        ({"method": 3}, r"needs 'method'"),
+        ({"method": "ngram", "max": None}, r"option max of ngram is None"),
+        ("ngram:min=9,max=3", r"min=9, max=3"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, r"num_speculative_tokens is 0"),
+        ({"method": "ngram", "num_speculative_tokens": "lots"}, r"num_speculative_tokens is 'lots'"),
+        (["ngram", "ngram"], r"'ngram' is given twice"),
+        (["off", "ngram"], r"'off' cannot be combined"),
+        ([], r"no drafter is given"),
+        (7, r"speculate is 7"),
+        ([7], r"speculate is \[7\]"),
+        ("auto:file=x", r"'auto' takes no option 'file'"),
+        ("", r"no drafter ''"),
+    ],
+)
+def test_what_cannot_mean_anything_is_refused_with_the_next_step(spec, message):
+    with pytest.raises(UsageError, match=message):
+        configure(spec)

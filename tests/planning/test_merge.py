@@ -1,0 +1,107 @@
+"""Merging and pruning draft trees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core import ROOT, Draft
+from paceline.planning.merge import merge, select
+
+
+def tree(*nodes: tuple[int, int, float], source: str = "a") -> Draft:
+    """Nodes as (token, parent, chance)."""
+    tokens, parents, chances = zip(*nodes, strict=True) if nodes else ((), (), ())
+    n = len(nodes)
+    return Draft(
+        np.asarray(tokens, np.int32),
+        np.asarray(parents, np.int32),
+        np.asarray(chances, np.float32),
+        (source,) * n,
+        np.arange(n, dtype=np.int32) + 100,
+    )
+
+
+def rows(draft: Draft) -> list[tuple[int, int, float, str, int]]:
+    return [
+        (t, p, round(c, 6), s, b)
+        for t, p, c, s, b in zip(
+            draft.tokens.tolist(),
+            draft.parents.tolist(),
+            draft.chances.tolist(),
+            draft.sources,
+            draft.buckets.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def test_equal_prefixes_merge_and_the_better_claim_stands():
+    one = tree((5, ROOT, 0.5), (6, 0, 0.4), source="one")
+    two = tree((5, ROOT, 0.6), (6, 0, 0.3), (7, 1, 0.9), source="two")
+    assert rows(merge([one, two])) == [
+        (5, ROOT, 0.6, "two", 100),
+        (6, 0, 0.4, "one", 101),
+        (7, 1, 0.9, "two", 102),
+    ]
+
+
+def test_different_continuations_branch():
+    one = tree((5, ROOT, 0.5), (6, 0, 0.4), source="one")
+    two = tree((5, ROOT, 0.5), (9, 0, 0.3), source="two")
+    assert rows(merge([one, two])) == [
+        (5, ROOT, 0.5, "one", 100),
+        (6, 0, 0.4, "one", 101),
+        (9, 0, 0.3, "two", 101),
+    ]
+
+
+def test_siblings_that_claim_more_than_certainty_share_it():
+    merged = merge([tree((5, ROOT, 0.9)), tree((6, ROOT, 0.6))])
+    assert merged.chances.tolist() == pytest.approx([0.6, 0.4])
+
+
+def test_one_draft_or_none_is_left_alone():
+    one = tree((5, ROOT, 0.5))
+    assert merge([Draft.empty(), one, Draft.empty()]) is one
+    assert len(merge([])) == len(merge([Draft.empty()])) == 0
+
+
+def test_select_keeps_order_and_renumbers_parents():
+    draft = tree((1, ROOT, 0.9), (2, 0, 0.8), (3, ROOT, 0.1), (4, 2, 0.7), (5, 1, 0.6))
+    assert rows(select(draft, [0, 2, 3])) == [
+        (1, ROOT, 0.9, "a", 100),
+        (3, ROOT, 0.1, "a", 102),
+        (4, 1, 0.7, "a", 103),
+    ]
+    assert rows(select(draft, [0, 1])) == rows(draft)[:2]
+    assert select(draft, [0, 1, 2, 3, 4]) is draft
+    assert len(select(draft, [])) == 0
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    nodes: dict[tuple[int, int], float] = {}
+    for i in range(draw(st.integers(0, 7))):
+        parent = draw(st.integers(-1, i - 1)) if nodes else ROOT
+        parent = min(parent, len(nodes) - 1)
+        nodes.setdefault((parent, draw(st.integers(0, 3))), draw(st.floats(0, 0.25, width=32)))
+    return tree(*((token, parent, chance) for (parent, token), chance in nodes.items()))
+
+
+def paths(draft: Draft) -> set[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        found.append((*(found[parent] if parent != ROOT else ()), token))
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(drafts(), max_size=4))
+def test_merging_is_the_union_of_the_paths(some):
+    merged = merge(some)
+    assert paths(merged) == set().union(*(paths(draft) for draft in some))
+    assert all(p < i for i, p in enumerate(merged.parents.tolist()))
