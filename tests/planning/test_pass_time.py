@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_stays_monotone_and_positive_whatever_is_observed(table, observations):
         times.observe(rows, seconds)
     costs = times.costs(100)[1:]
     assert costs[0] > 0
-    assert all(a <= b * (1 + 1e-9) for a, b in zip(costs, costs[1:], strict=False))
+    assert all(a <= b * (1 + 1e-9) for a, b in pairwise(costs))
 
 
 def test_spikes_change_nothing_that_matters():

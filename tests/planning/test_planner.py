@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.drafters import Adversary, KnownDrafter, Oracle, RandomTree, SyntheticAcceptance
 
 from paceline.core import ROOT, Context, Draft, Outcome
 from paceline.planning.pass_time import PassTime
 from paceline.planning.planner import MARGIN, Planner, best_prefix
+from support.drafters import Adversary, KnownDrafter, Oracle, SyntheticAcceptance
 
 TABLE = {1: 5.0e-3, 2: 5.1e-3, 4: 5.5e-3, 8: 7.0e-3, 16: 13.0e-3}
 VOCAB = 97
@@ -30,21 +30,27 @@ def context(request: int = 1) -> Context:
 class Fixed(KnownDrafter):
     """Always offers the same tree."""
 
-    name = "fixed"
-
-    def __init__(self, parents: list[int], chances: list[float]) -> None:
+    def __init__(self, name: str, tree: Draft) -> None:
         super().__init__()
-        n = len(parents)
-        self.tree = Draft(
-            np.arange(n, dtype=np.int32),
-            np.asarray(parents, np.int32),
-            np.asarray(chances, np.float32),
-            (self.name,) * n,
-            np.zeros(n, np.int32),
-        )
+        self.name = name
+        self.tree = tree
 
     def draft(self, context: Context, budget: int) -> Draft:
         return self.tree
+
+
+def fixed(parents: list[int], chances: list[float]) -> Fixed:
+    """Tokens are numbered by node."""
+    n = len(parents)
+    tokens = np.arange(n, dtype=np.int32)
+    tree = Draft(
+        tokens,
+        np.asarray(parents, np.int32),
+        np.asarray(chances, np.float32),
+        ("fixed",) * n,
+        np.zeros(n, np.int32),
+    )
+    return Fixed("fixed", tree)
 
 
 def clock_of(*drafters: KnownDrafter, cost: float = 0.0):
@@ -71,7 +77,7 @@ def closed_sets(parents: list[int]) -> list[tuple[int, ...]]:
 def problems(draw: st.DrawFn) -> tuple[list[int], list[float], dict[int, float]]:
     n = draw(st.integers(1, 8))
     parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
-    chances = [draw(st.floats(0.01, 1.0, width=32)) for _ in range(n)]
+    chances = [draw(st.integers(1, 100).map(lambda x: x / 100)) for _ in range(n)]
     steps = [draw(st.sampled_from([0.0, 0.02, 0.1, 0.5, 2.0])) for _ in range(n)]
     costs = np.cumsum([1.0, *steps])
     return parents, chances, {i + 1: float(c) for i, c in enumerate(costs)}
@@ -81,7 +87,7 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[float], dict[int, float]]
 @given(problems())
 def test_no_set_of_nodes_is_better(problem):
     parents, chances, table = problem
-    drafter = Fixed(parents, chances)
+    drafter = fixed(parents, chances)
     plan = planner(table, drafter).plan([context()], [8])[0]
     path = drafter.tree.path_chances()
     best = max((1 + sum(path[i] for i in nodes)) / table[1 + len(nodes)] for nodes in closed_sets(parents))
@@ -95,14 +101,14 @@ def test_no_set_of_nodes_is_better(problem):
 def test_looks_past_a_step_in_the_cost():
     """Rows 2 to 4 cost as much as row 8: the first is dear, the eighth is worth it."""
     table = {1: 1.0, 2: 1.9, 8: 1.9, 9: 9.0}
-    drafter = Fixed([-1, 0, 1, 2, 3, 4, 5, 6, 7], [0.85] * 9)
+    drafter = fixed([-1, 0, 1, 2, 3, 4, 5, 6, 7], [0.85] * 9)
     assert len(planner(table, drafter).plan([context()], [9])[0]) == 7
-    hopeless = Fixed([-1, 0, 1], [0.5] * 3)
+    hopeless = fixed([-1, 0, 1], [0.5] * 3)
     assert len(planner(table, hopeless).plan([context()], [9])[0]) == 0
 
 
 def test_takes_the_likeliest_of_a_tree():
-    drafter = Fixed([-1, 0, -1, 2], [0.6, 0.3, 0.35, 0.9])
+    drafter = fixed([-1, 0, -1, 2], [0.6, 0.3, 0.35, 0.9])
     # Path chances 0.6, 0.18, 0.35, 0.315; rows are dear after the third.
     plan = planner({1: 1.0, 4: 1.1, 5: 3.0}, drafter).plan([context()], [9])[0]
     assert plan.tokens.tolist() == [0, 2, 3]
@@ -149,9 +155,10 @@ def test_without_room_nobody_is_asked():
 
 
 def test_merged_drafts_are_cut_to_the_room_by_chance():
-    one, two = Fixed([-1, 0, 1], [0.5] * 3), RandomTree(VOCAB)
-    one.name, two.name = "one", "two"
-    two.draft = lambda context, budget: Draft.chain([90, 91, 92], [0.4, 0.9, 0.9], "two")  # type: ignore[method-assign]
+    one, two = (
+        Fixed("one", Draft.chain([0, 1, 2], [0.5] * 3, "one")),
+        Fixed("two", Draft.chain([90, 91, 92], [0.4, 0.9, 0.9], "two")),
+    )
     plan = planner({1: 1.0, 64: 1.0}, one, two).plan([context()], [3])[0]
     assert plan.tokens.tolist() == [0, 90, 91]
     assert plan.sources == ("one", "two", "two")
@@ -160,8 +167,8 @@ def test_merged_drafts_are_cut_to_the_room_by_chance():
 def test_a_fixed_draft_length_is_taken_where_offered():
     drafter = Oracle(next_token, chance=0.01)
     dear = {1: 1.0, 64: 64.0}
-    fixed = planner(dear, drafter, draft_length=5)
-    assert [len(plan) for plan in fixed.plan([context(1), context(2)], [9, 3])] == [5, 3]
+    five = planner(dear, drafter, draft_length=5)
+    assert [len(plan) for plan in five.plan([context(1), context(2)], [9, 3])] == [5, 3]
     assert len(planner(dear, drafter).plan([context()], [9])[0]) == 0
 
 
@@ -174,7 +181,7 @@ def test_off_says_why():
     unasked.plan([context()], [0])
     assert unasked.off_reason(context()) == "the text ended before a draft could be made"
 
-    ignorant = planner({1: 1.0}, Fixed([], []))
+    ignorant = planner({1: 1.0}, fixed([], []))
     ignorant.plan([context()], [9])
     assert ignorant.off_reason(context()) == "no drafter knew how this text might go on"
 
