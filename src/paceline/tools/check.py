@@ -53,7 +53,7 @@ class TextFault:
     index: int
 
 
-def row_faults(target: Target, *, length: int = 64, seed: int = 0) -> Iterator[RowFault | None]:
+def row_faults(target: Target, *, length: int = 40, seed: int = 0) -> Iterator[RowFault | None]:
     """Compute one random sequence row by row, then in larger and larger passes; compare every bit.
 
     Yields one item per compared group of rows, None where all was equal. Overwrites the target's KV.
