@@ -99,6 +99,16 @@ def test_the_model_may_be_a_flag(llm: LLM, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["model"] == "stub"
 
 
+def test_the_model_may_be_a_variable_and_an_argument_beats_it(
+    llm: LLM, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_MODEL", "from-the-environment")
+    for arguments, expected in ((["hello"], "from-the-environment"), (["typed", "hello"], "typed")):
+        assert run(["generate", *arguments, "-n", "3", "--json", "-q"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["model"], found["usage"]["prompt_tokens"]) == (expected, len(llm.tokenize("hello")))
+
+
 def test_the_template_is_used_when_there_is_one(llm: LLM, capsys: Capture) -> None:
     raw = run_json(capsys, "hi", "-n", "4")
     assert raw["usage"]["prompt_tokens"] == len(llm.tokenize("hi"))

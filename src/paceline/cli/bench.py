@@ -55,7 +55,11 @@ def command(
         bool | None,
         typer.Option("--chat/--raw", help="Use the model's chat template; default: if the file has one"),
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write everything here; - is stdout")] = None,
+    # Other verbs' PACELINE_JSON is a switch, and must not become the name of a file.
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write everything here; - is stdout", allow_from_autoenv=False),
+    ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots here")] = None,
     sampling: SamplingFlags,
     engine: EngineFlags,

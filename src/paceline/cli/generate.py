@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from paceline.cli import terminal
 from paceline.cli.loading import load
-from paceline.cli.options import EngineFlags, SamplingFlags
+from paceline.cli.options import MODEL_VARIABLE, EngineFlags, SamplingFlags
 from paceline.cli.summary import as_object, in_words
 from paceline.cli.verb import verb
 from paceline.core import Completion, SamplingParams
@@ -27,7 +28,10 @@ def command(
     ] = None,
     *,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="The model; the only argument is then the prompt")
+        str | None,
+        typer.Option(
+            "--model", "-m", help="The model; the only argument is then the prompt", allow_from_autoenv=False
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from this file")] = None,
     chat: Annotated[
@@ -75,6 +79,8 @@ def read_text(path: Path, what: str) -> str:
 def _inputs(arguments: list[str], model: str | None, file: Path | None) -> tuple[str, str]:
     """Which model, which prompt."""
     rest = list(arguments)
+    if model is None and len(rest) < 2:
+        model = os.environ.get(MODEL_VARIABLE)
     name = model if model is not None else rest.pop(0) if rest else None
     if name is None:
         raise UsageError(

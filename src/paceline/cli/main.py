@@ -26,8 +26,8 @@ VERBS = {
 }
 ALIASES = {"collect-env": "doctor"}
 
-OTHER_VARIABLES = {"PACELINE_CACHE", "PACELINE_ISA"}
-"""Environment variables that are no flag's twin."""
+OTHER_VARIABLES = {"PACELINE_CACHE", "PACELINE_ISA", "PACELINE_MODEL"}
+"""Environment variables that are no option's twin."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
 PLAIN: Any = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
@@ -105,7 +105,8 @@ def _unknown_variable() -> str | None:
     found = {name for name in os.environ if name.startswith("PACELINE_")} - OTHER_VARIABLES
     if not found:
         return None
-    flags = {f"PACELINE_{p.name.upper()}" for verb in VERBS for p in load_verb(verb).params}
+    parameters = (p for verb in VERBS for p in load_verb(verb).params)
+    flags = {f"PACELINE_{p.name.upper()}" for p in parameters if p.param_type_name == "option"}
     for name in sorted(found - flags):
         near = difflib.get_close_matches(name, flags | OTHER_VARIABLES, n=1)
         return f"error: nothing reads {name}\nhint: " + (f"did you mean {near[0]}?" if near else "unset it")

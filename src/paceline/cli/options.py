@@ -18,7 +18,11 @@ from paceline.errors import RequestError, UsageError
 
 DEMO_MODEL = "smollm2"
 
-Model = Annotated[str, typer.Argument(help="A .gguf file, an alias (smollm2) or org/name[:quant]")]
+MODEL_VARIABLE = "PACELINE_MODEL"
+
+Model = Annotated[
+    str, typer.Argument(help="A .gguf file, an alias (smollm2) or org/name[:quant]", envvar=MODEL_VARIABLE)
+]
 
 
 def _flag(*names: str, help: str, **more: Any) -> Any:
