@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def llama_server(model: Path) -> Iterator[LlamaServer]:
         process.wait()
 
 
+@cache
 def transformers_tokenizer(model: Path) -> Any:
     """Return the tokenizer that transformers builds from a GGUF file."""
     from transformers import AutoTokenizer

@@ -160,9 +160,14 @@ def test_hostile_templates_are_stopped(name: str, template: Any) -> None:
     assert caught.value.hint
     assert len(str(caught.value)) < 400
     assert threading.active_count() == threads
-    # The template is at fault, not the renderer: it answers again, in the same way.
-    with pytest.raises(ModelFileError):
-        made.render(USER)
+
+
+def test_a_stopped_template_is_stopped_again_and_harmless_messages_still_render(template: Any) -> None:
+    made = template("{{ 'a' * messages[0].content | int }}")
+    for _ in range(2):
+        with pytest.raises(ModelFileError, match="MiB of memory"):
+            made.render([{"role": "user", "content": "1000000000"}])
+        assert made.render([{"role": "user", "content": "3"}]) == "aaa"
 
 
 def test_the_process_that_renders_is_bounded_by_the_kernel() -> None:

@@ -151,6 +151,12 @@ def test_breaker_keeps_special_text_plain_and_disappears() -> None:
     assert tokenizer.break_special(" >b", "!") == " !>b"
 
 
+def test_a_control_token_of_one_character_cannot_be_broken_up_and_is_refused() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level(extra={"\ue123": CONTROL}))
+    with pytest.raises(RequestError, match="control token of one character"):
+        tokenizer.break_special("a\ue123", "!")
+
+
 @given(st.text("<e>|! a", max_size=12), st.text("<e>|! a", max_size=12), st.text("<e>|! a", max_size=12))
 def test_broken_text_gives_no_special_token_wherever_it_stands(before: str, text: str, after: str) -> None:
     tokenizer = Tokenizer.from_gguf(byte_level(extra={"<e>": CONTROL, "<e|e>": CONTROL, "|>": CONTROL}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 from paceline.errors import RequestError
@@ -135,10 +136,9 @@ class _Matcher:
         lengths: dict[str, set[int]] = {}
         for text in self._ids:
             lengths.setdefault(text[:2], set()).add(len(text))
-        self._longest_text = max(map(len, self._ids), default=0)
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
-        starts = sorted(self._lengths, key=len, reverse=True)
-        self._start = re.compile("|".join(map(re.escape, starts))) if starts else None
+        self._longest_text = max(map(len, self._ids), default=0)
+        self._start = _any_of(self._lengths)
 
     def split(self, text: str) -> Iterator[str | int]:
         """Yield the plain parts, as text, and the tokens between them, as ids, in order."""
@@ -158,19 +158,25 @@ class _Matcher:
 
     def break_up(self, text: str, breaker: str) -> str:
         """Put `breaker` after the first character of every match, and at halves of one at the edges."""
-        # Every occurrence, not only those that `split` takes: breaking one may uncover another.
+        cuts = {0, len(text)}
         at = 0
+        # Every occurrence, not only those that `split` takes: breaking one may uncover another.
         while self._start and (found := self._start.search(text, at)):
             at = found.start() + 1
+            if text[at - 1] in self._ids:
+                raise RequestError(
+                    f"the text holds {text[at - 1]!r}, a control token of one character", "remove it"
+                )
             if self._longest(text, at - 1) is not None:
-                text = text[:at] + breaker + text[at:]
+                cuts.add(at)
         body = text.strip()  # templates trim
-        start = len(text) - len(text.lstrip())
-        if any(body[:n] in self._endings for n in range(1, min(self._longest_text, len(body)) + 1)):
-            text = text[:start] + breaker + text[start:]
-        if any(body[-n:] in self._beginnings for n in range(1, min(self._longest_text, len(body)) + 1)):
-            text = text.rstrip() + breaker + text[len(text.rstrip()) :]
-        return text
+        reach = range(1, min(self._longest_text, len(body)) + 1)
+        if any(body[:n] in self._endings for n in reach):
+            cuts.add(len(text) - len(text.lstrip()))
+        if any(body[-n:] in self._beginnings for n in reach):
+            cuts.add(len(text.rstrip()))
+        ordered = sorted(cuts)
+        return breaker.join(text[a:b] for a, b in pairwise(ordered))
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:
@@ -186,6 +192,17 @@ class _Matcher:
                 if (part := text[at : at + length]) in self._ids:
                     return part
         return None
+
+
+def _any_of(starts: Iterable[str]) -> re.Pattern[str] | None:
+    """Compile a search for any of these one or two characters, grouped so that it stays fast."""
+    seconds: dict[str, str] = {}
+    for start in starts:
+        seconds[start[0]] = seconds.get(start[0], "") + start[1:]
+    alone = [start for start in starts if len(start) == 1]
+    pairs = [f"{re.escape(first)}[{re.escape(found)}]" for first, found in seconds.items() if found]
+    patterns = [*pairs, *map(re.escape, alone)]
+    return re.compile("|".join(patterns)) if patterns else None
 
 
 def _refuse_surrogates(text: str) -> None:
