@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from support.stub_target import RepetitiveRule, StubTarget
-from support.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
-
 from paceline.engine import LLM
 from paceline.planning.pass_time import PassTime
+from support.stub_target import RepetitiveRule, StubTarget
+from support.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
 
 def stub_llm(context_limit: int = 512) -> LLM:
