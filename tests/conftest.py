@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from paceline.errors import PacelineError
 from paceline.weights import hub
+
+# A busy machine is no failure; whatever must end is bounded by pytest's timeout.
+settings.register_profile("paceline", deadline=None)
+settings.load_profile("paceline")
 
 
 @pytest.fixture(scope="session")

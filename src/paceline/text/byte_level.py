@@ -53,13 +53,7 @@ class ByteLevelBPE:
         if pre not in _SPLITS:
             raise UnsupportedModelError(f"pre-tokenizer {pre!r} is not known", suggest(pre, list(_SPLITS)))
         self._vocabulary = vocabulary
-        reachable = (Kind.NORMAL, Kind.USER_DEFINED, Kind.UNUSED, Kind.UNDEFINED)
-        # Control tokens stay out, so that no text can turn into one.
-        ids = {
-            text: i
-            for i, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-            if kind in reachable
-        }
+        ids = vocabulary.spellings()
         self._unspelled = bytes(byte for byte, char in _ALPHABET.items() if char not in ids)
         # Llama 3 takes a whole word that is a token without walking the merges to it.
         self._tokenizer = Tokenizer(_bpe(ids, _merges(metadata), ignore_merges=_SPLITS[pre] is _LLAMA3))

@@ -36,12 +36,9 @@ class SentencePieceBPE:
             )
         self._vocabulary = vocabulary
         self._scores = scores
-        # Control tokens stay out, so that no text can turn into one; user-defined tokens are found before.
-        self._ids = {
-            text: i
-            for i, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-            if text and kind in (Kind.NORMAL, Kind.UNUSED, Kind.UNDEFINED)
-        }
+        self._ids = vocabulary.spellings()
+        for token in vocabulary.ids_of(Kind.USER_DEFINED):  # found whole before, never joined from parts
+            self._ids.pop(vocabulary.tokens[token], None)
         self._byte_of = self._bytes()
         self._id_of_byte = {byte: i for i, byte in self._byte_of.items()}
         if len(self._id_of_byte) not in (0, 256) or (not self._id_of_byte and vocabulary.unknown_id is None):

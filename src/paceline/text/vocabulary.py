@@ -72,6 +72,7 @@ class Vocabulary:
         model: `gpt2` (byte-level BPE) or `llama` (SentencePiece).
         tokens: [n] texts as the file spells them.
         kinds: [n] `Kind` of each token.
+        unusual: ids of the tokens that are not of kind NORMAL, few in most vocabularies.
         bos_id, eos_id, unknown_id, padding_id: None where the file names none.
         end_ids: tokens that end a generation.
         add_bos, add_eos: whether a prompt is wrapped in them.
@@ -81,6 +82,7 @@ class Vocabulary:
     model: str
     tokens: list[str]
     kinds: list[int]
+    unusual: list[int]
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
@@ -111,6 +113,7 @@ class Vocabulary:
             model=model,
             tokens=tokens,
             kinds=kinds,
+            unusual=[i for i, kind in enumerate(kinds) if kind != Kind.NORMAL],
             bos_id=ids["bos"],
             eos_id=ids["eos"],
             unknown_id=ids["unknown"],
@@ -126,7 +129,19 @@ class Vocabulary:
         return self.kinds[token] in (Kind.CONTROL, Kind.UNKNOWN)
 
     def ids_of(self, *kinds: Kind) -> list[int]:
-        return [i for i, kind in enumerate(self.kinds) if kind in kinds]
+        """Return the ids of these kinds, of which NORMAL is none."""
+        return [i for i in self.unusual if self.kinds[i] in kinds]
+
+    def spellings(self) -> dict[str, int]:
+        """Return text to id of the tokens that spell text.
+
+        Control, unknown and byte tokens stay out, so that no text can turn into one by itself.
+        """
+        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+        for token in self.ids_of(Kind.CONTROL, Kind.UNKNOWN, Kind.BYTE):
+            ids.pop(self.tokens[token], None)
+        ids.pop("", None)
+        return ids
 
 
 def required(metadata: Mapping[str, Any], name: str, kind: type) -> Any:
