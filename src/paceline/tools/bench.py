@@ -8,7 +8,8 @@ With `warm`, drafters keep what they learnt from other prompts; the prompt cache
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from paceline.core import Completion, SamplingParams
@@ -26,6 +27,7 @@ from paceline.tools.statistics import (
 )
 
 SCHEMA = 1
+WARM_UP_TOKENS = 8
 
 
 class Arm(Protocol):
@@ -120,10 +122,16 @@ def run(
     repeat: int = 1,
     progress: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Run every arm on every prompt, `repeat` times, and sum up. `progress` is called after each answer."""
+    """Run every arm on every prompt, `repeat` times, and sum up. `progress` is called after each answer.
+
+    A few tokens by each arm, not counted, come first: they touch the weights and measure pass times.
+    """
     names = [arm.name for arm in arms]
     if len(set(names)) < len(names):
         raise UsageError(f"arms {', '.join(names)} are not all different", "name each arm once")
+    for arm in arms:
+        with suppress(PacelineError):  # it will fail again, and be counted, in its turn
+            arm.measure(prompts[0], replace(params, max_tokens=WARM_UP_TOKENS, min_tokens=0), chat=chat)
     samples: list[Sample] = []
     failures: list[Failure] = []
     turn = 0
