@@ -56,11 +56,13 @@ def test_offers_both_continuations_the_commoner_first():
 
 
 def test_the_longest_context_speaks_first_and_shorter_ones_share_the_rest():
-    # After 1 2 came 3; after 2 alone, mostly 4.
+    # After 1 2 came 3, the end of that response; after 2 alone, mostly 4.
     drafter = make()
-    context = request(drafter, [1, 2, 3, 9, 2, 4, 8, 2, 4, 7, 2, 4, 6, 1, 2])
-    root = [path[0] for path in edges(drafter, context, 9) if len(path) == 1]
-    assert root[:2] == [3, 4]
+    for number, response in enumerate([[5, 2, 4], [6, 2, 4], [7, 2, 4], [1, 2, 3]], 2):
+        drafter.forget(request(drafter, [0, *response], number, prompt_length=1))
+    found = edges(drafter, request(drafter, [9, 1, 2]), 9)
+    assert list(found) == [(3,), (4,)]
+    assert found[(3,)] > 2 * found[(4,)] > 0.05
 
 
 def test_a_node_has_at_most_width_children():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core import Ids, Output, Rows
-from paceline.planning.pass_time import LADDER, PassTime
+from paceline.planning.pass_time import BETWEEN, OCTAVES, PassTime
 
 TABLE = {1: 5.0, 2: 5.1, 4: 5.5, 8: 7.0, 16: 13.0}
 
@@ -24,8 +24,9 @@ def test_measured_points_and_the_lines_between():
     assert table.costs(4)[1:] == pytest.approx([5.0, 5.1, 5.3, 5.5])
 
 
-def test_past_the_table_the_last_slope_goes_on():
+def test_past_the_table_its_last_octave_goes_on():
     assert PassTime(TABLE).cost(20) == pytest.approx(16.0)
+    assert PassTime({1: 1.0, 8: 2.0, 15: 9.0, 16: 4.0}).cost(18) == pytest.approx(9.0 + 2 * 7.0 / 8)
 
 
 def test_a_table_of_one_entry_grants_no_free_rows():
@@ -116,16 +117,17 @@ class TimedTarget:
 
 def test_measures_every_row_count_within_the_targets_limits():
     target = TimedTarget(0.0001)
-    times = PassTime.measure(target, clock=target.clock)
-    assert times.table() == pytest.approx({r: 0.001 + 0.0001 * r for r in LADDER if r <= 32})
+    for most in (5, 16, 99):
+        times = PassTime.measure(target, max_rows=most, clock=target.clock)
+        counts = [r for r in sorted(OCTAVES + BETWEEN) if r <= min(most, target.max_rows)]
+        assert times.table() == pytest.approx({r: 0.001 + 0.0001 * r for r in counts})
 
 
 def test_a_slow_target_is_measured_at_few_row_counts_within_the_time():
     target = TimedTarget(0.05)
-    times = PassTime.measure(target, seconds=0.8, clock=target.clock)
-    assert 2 <= len(times.table()) <= 5
-    assert times.table()[1] == pytest.approx(0.051)
-    assert target.now < 3.0
+    times = PassTime.measure(target, clock=target.clock)
+    assert times.table() == pytest.approx({r: 0.001 + 0.05 * r for r in (1, 2, 4, 8, 16)})
+    assert len(target.calls) == 1 + 2 * 5
 
 
 def test_scratch_rows_fit_into_few_pages():

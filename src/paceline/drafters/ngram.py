@@ -13,7 +13,7 @@ from paceline.drafters.offer import Offer
 from paceline.errors import UsageError
 
 # A copied stretch tends to go on: the longer the match so far, the surer the next token.
-_WEIGHTS = (-1.5, -1.0, -0.4, 0.2, 0.5, 0.7, 1.0, 1.5, 2.5, 3.5)
+_WEIGHTS = (-1.5, -1.0, 0.3, 0.8, 1.1, 1.4, 1.6, 2.5, 3.0, 3.5)
 
 
 class NgramIndex:
@@ -80,11 +80,11 @@ class NgramDrafter:
 
     name = "ngram"
 
-    def __init__(self, *, shortest: int = 2, longest: int = 12) -> None:
+    def __init__(self, *, shortest: int = 1, longest: int = 12) -> None:
         if not 1 <= shortest <= longest <= 64:
             raise UsageError(
                 f"ngram needs 1 <= min <= max <= 64, got min={shortest}, max={longest}",
-                "the defaults are min=2, max=12",
+                "the defaults are min=1, max=12",
             )
         self.shortest = shortest
         self.longest = longest

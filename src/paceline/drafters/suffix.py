@@ -39,12 +39,12 @@ _DETERMINED = _LENGTH + LENGTH_CLASSES
 _COUNTED = _DETERMINED + 3
 _LEFT_OVER = _COUNTED + 4
 _WEIGHTS = (
-    *(-0.4, -0.9, 0.1),
-    *(0.3, -0.4, -0.7),
-    *(0.0, -0.7, -0.3, 0.0, 0.2, 0.3, 0.5, 0.8, 1.6, 2.4),
-    *(0.2, 0.9, 1.4),
-    *(-0.8, -0.3, 0.0, 0.3),
-    *(-1.3, -0.9, -0.6, -0.3),
+    *(-0.1, -1.0, 0.2),
+    *(0.3, 0.1, -0.2),
+    *(0.0, -1.0, -0.2, 0.0, 0.3, 0.4, 0.6, 1.0, 1.5, 2.5),
+    *(0.4, 1.0, 2.0),
+    *(-0.8, -0.6, 0.0, 0.1),
+    *(-0.8, -0.6, -0.6, -0.5),
 )
 
 _Trail = tuple[int, int] | None
@@ -88,16 +88,17 @@ class SuffixDrafter:
         queue: list[_Candidate] = []
         node, path, text = ROOT, 1.0, context.tokens[-REACH:]
         trail: _Trail = None
-        while len(offer.tokens) < budget:
+        serial = 0
+        for size in range(budget):
             guesses, trail = self._copy(request, trail) if trail else self._guess(request, text)
             offer.guesses[node] = guesses
-            least = LEAST * (1 + len(offer.tokens))
+            least = LEAST * (size + 1)
             left = path
             for token, chance, _ in guesses:
                 reached = left * chance
                 left -= reached
                 if reached >= least:
-                    serial = len(queue) + len(offer.tokens)
+                    serial += 1
                     heappush(queue, (-reached, serial, node, reached / path, token, text, trail))
             if not queue or -queue[0][0] < least:
                 break

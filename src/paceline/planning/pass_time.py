@@ -11,10 +11,13 @@ import numpy as np
 
 from paceline.core import ROOT, Ids, Rows, Target
 
-LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Row counts that are measured; the ones between are interpolated."""
+OCTAVES = (1, 2, 4, 8, 16, 32, 64)
+"""Row counts that are always measured, as far as the target allows."""
 
-_MIN_ROUNDS, _MAX_ROUNDS = 2, 9
+BETWEEN = (3, 5, 6, 10, 12, 24, 48)
+"""Row counts that are measured while there is time; the rest is interpolated."""
+
+_MIN_ROUNDS, _MAX_ROUNDS = 2, 6
 
 
 class PassTime:
@@ -29,10 +32,10 @@ class PassTime:
         table: row count -> seconds; at least one entry.
     """
 
-    DRIFT_STEP = 0.02
-    SHAPE_STEP = 0.005
+    DRIFT_STEP = 0.03
+    SHAPE_STEP = 0.01
     SHAPE_MEMORY = 0.999
-    _REFRESH_EVERY = 16
+    _REFRESH_EVERY = 4
 
     def __init__(self, table: Mapping[int, float]) -> None:
         assert table, "a pass-time table needs at least one entry"
@@ -48,31 +51,27 @@ class PassTime:
         cls,
         target: Target,
         *,
-        seconds: float = 0.8,
-        max_rows: int = 64,
+        max_rows: int = 16,
+        seconds: float = 0.4,
         clock: Callable[[], float] = time.perf_counter,
     ) -> PassTime:
         """Time passes of the target on scratch rows; call while no page holds text.
 
-        The row counts are visited in turn, so that a slow spell hits all of them alike, and the lower
-        quartile of each is kept. A target too slow for that within `seconds` is measured at fewer row
-        counts, small ones first, but each at least twice; the rest is extrapolated.
+        The octaves are measured twice however slow the target is, everything else until `seconds` are
+        over. Row counts are visited in turn, so that a slow spell hits all of them alike, and the fastest
+        pass of each counts, since other work on the machine can only make a pass slower.
         """
         limit = min(max_rows, target.max_rows, target.context_limit, target.pages * target.page_size)
-        ladder = [r for r in LADDER if r <= limit]
+        octaves = [r for r in OCTAVES if r <= limit]
+        rest = [r for r in BETWEEN if r <= limit]
         target.forward(_scratch(target, 1))  # the first pass pays for cold caches and page faults
-        samples: dict[int, list[float]] = {}
         begun = clock()
-        for r in ladder:
-            if clock() - begun > seconds / 2 and len(samples) >= 2:
-                break
-            samples[r] = [_timed(target, r, clock) for _ in range(_MIN_ROUNDS)]
-        for _ in range(_MAX_ROUNDS - _MIN_ROUNDS):
-            if clock() - begun > seconds:
-                break
-            for r, times in samples.items():
+        samples = {r: [_timed(target, r, clock)] for r in octaves}
+        for r in octaves * (_MIN_ROUNDS - 1) + (octaves + rest) * (_MAX_ROUNDS - _MIN_ROUNDS):
+            times = samples.setdefault(r, [])
+            if clock() - begun < seconds or (r in octaves and len(times) < _MIN_ROUNDS):
                 times.append(_timed(target, r, clock))
-        return cls({r: float(np.quantile(times, 0.25)) for r, times in samples.items()})
+        return cls({r: min(times) for r, times in samples.items() if len(times) >= _MIN_ROUNDS})
 
     def table(self) -> dict[int, float]:
         """Seconds by measured row count, as measured."""
@@ -83,9 +82,10 @@ class PassTime:
         curve = self._curve
         if rows < len(curve):
             return curve[rows] * self._drift
-        # Past the table the last measured slope goes on; a table of one entry says nothing, so be wary.
-        slope = curve[-1] - curve[-2] if len(self._rows) > 1 else curve[-1]
-        return (curve[-1] + (rows - len(curve) + 1) * slope) * self._drift
+        # Past the table its last octave goes on; a table of one entry says nothing, so rows are not free.
+        last = self._rows[-1]
+        slope = (curve[last] - curve[last // 2]) / (last - last // 2) if len(self._rows) > 1 else curve[last]
+        return (curve[last] + (rows - last) * slope) * self._drift
 
     def costs(self, rows: int) -> list[float]:
         """[rows + 1] seconds by row count; index 0 is unused."""
