@@ -40,6 +40,7 @@ class Engine:
         self.context_limit = min(limits if context_limit is None else [*limits, context_limit])
         self.cache = KVCache(target.pages, target.page_size, target.copy_page)
         self._rows = RowBuilder(target.max_rows, self.context_limit)
+        self._unfinished: dict[Request, None] = {}
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # oldest first
         self._ids = itertools.count()
@@ -48,7 +49,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._running
+        return not self._unfinished
 
     def add(
         self,
@@ -66,6 +67,7 @@ class Engine:
         Raises:
             RequestError: the prompt is empty, too long, or names ids outside the vocabulary.
         """
+        self._mend()
         self._refuse_ids(prompt, "the prompt")
         self._refuse_ids(prediction, "the prediction")
         limit = self.context_limit
@@ -92,7 +94,10 @@ class Engine:
             request.finish_reason = "length"
             request.send()
         else:
+            self.torn = True
+            self._unfinished[request] = None
             self._waiting.append(request)
+            self.torn = False
         return request
 
     def abort(self, request: Request) -> None:
@@ -181,6 +186,7 @@ class Engine:
             self._waiting.remove(request)
         self._release(request)
         request.planner.forget(request.context)
+        del self._unfinished[request]
 
     def _release(self, request: Request) -> None:
         self._full = False
@@ -192,14 +198,15 @@ class Engine:
         """After a torn step trust nothing but the tokens: drop the cache, rebuild the rest from them."""
         if not self.torn:
             return
-        unfinished = sorted({*self._running, *self._waiting}, key=lambda request: request.order)
         self._running.clear()
         self._waiting.clear()
         self.cache.clear()
         self._full = False
-        for request in unfinished:
-            if not request.over:
-                request.planner.forget(request.context)
+        for request in list(self._unfinished):
+            request.planner.forget(request.context)
+            if request.over:
+                del self._unfinished[request]
+            else:
                 request.restart(next(self._ids))
                 self._waiting.append(request)
         self.torn = False

@@ -216,7 +216,9 @@ class LLM:
             self._planners.clear()
 
     def close(self) -> None:
-        """Let go of the model file. The LLM cannot be used afterwards."""
+        """Let drafters save what they keep, and let go of the model file. The LLM is of no use afterwards."""
+        for planner in self._planners.values():
+            planner.close()
         if self._file is not None:
             self._file.close()
 
@@ -297,7 +299,7 @@ class LLM:
             if predicting and drafters and all(drafter.name != "prediction" for drafter in drafters):
                 drafters.append(registry.create("prediction", vocab_size=self.engine.target.vocab_size))
             while len(self._planners) >= _PLANNERS_KEPT:
-                self._planners.pop(next(iter(self._planners)))
+                self._planners.pop(next(iter(self._planners))).close()
             self._planners[key] = Planner(
                 self._measured() if drafters else PassTime({1: 1.0}),
                 drafters,
@@ -349,8 +351,8 @@ class Stream(Iterator[Chunk]):
         try:
             while True:
                 for request in self._requests:
-                    if request.outbox:
-                        return request.outbox.popleft()
+                    if (chunk := request.fetch()) is not None:
+                        return chunk
                     if request.error is not None:
                         raise request.error
                 if all(request.over for request in self._requests):

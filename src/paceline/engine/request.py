@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.core import (
     Completion,
@@ -62,6 +61,14 @@ class Chunk:
     completion: Completion | None = None
 
 
+class _Sent(NamedTuple):
+    """A chunk, and how many tokens and pieces of text were sent with it and before."""
+
+    chunk: Chunk
+    tokens: int
+    pieces: int
+
+
 class Request:
     """The state of one completion.
 
@@ -76,9 +83,7 @@ class Request:
 
     Attributes:
         order: place in the queue; lower was first.
-        outbox: chunks not yet fetched.
         error: what ended the request, if something went wrong.
-        completion: the result, once it is complete.
     """
 
     def __init__(
@@ -104,9 +109,7 @@ class Request:
         self.order = context.request
         self.sequence: KVSequence | None = None
         self.cached_tokens: int | None = None
-        self.outbox: deque[Chunk] = deque()
         self.error: Exception | None = None
-        self.completion: Completion | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.sources: list[str] = []
@@ -116,8 +119,8 @@ class Request:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._arrival = time.perf_counter()
-        self._sent_tokens = 0
-        self._sent_pieces = 0
+        self._sent: list[_Sent] = []
+        self._fetched = 0
         eog = frozenset() if params.ignore_eos else tokenizer.eog_ids
         self._stop_ids = eog | frozenset(params.stop_token_ids)
         self._begin()
@@ -127,6 +130,15 @@ class Request:
         self.sampler = Sampler(self.params, prompt, self._stop_ids, self._vocab_size, self.seed)
         self._decoder = StreamDecoder(self._tokenizer, self.params.stop)
         self._pieces: list[str] = []  # one per token, until the last
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [sent.chunk for sent in self._sent]
+
+    @property
+    def completion(self) -> Completion | None:
+        """The result, once it is complete."""
+        return self._sent[-1].chunk.completion if self._sent else None
 
     @property
     def over(self) -> bool:
@@ -197,42 +209,54 @@ class Request:
         if self.generated and not self.timings.time_to_first_token_s:
             self.timings.time_to_first_token_s = time.perf_counter() - self._arrival
 
+    def send(self) -> None:
+        """Add what is new since the last call as a chunk; at the end, the completion with it."""
+        completion = None
+        if self.finish_reason is not None:
+            self._pieces.append(self._decoder.finish())
+            completion = self._complete()
+        tokens, pieces = self._upto()
+        chunk = Chunk(
+            "".join(self._pieces[pieces:]),
+            self.context.tokens[self.context.prompt_length + tokens :],
+            self.sources[tokens:],
+            None if self.logprobs is None else self.logprobs[tokens:],
+            self.index,
+            self.finish_reason,
+            completion,
+        )
+        # One append, so that an interrupt finds it done or not done.
+        self._sent.append(_Sent(chunk, self.generated, len(self._pieces)))
+
+    def fetch(self) -> Chunk | None:
+        """The next chunk that was not fetched yet."""
+        if self._fetched == len(self._sent):
+            return None
+        self._fetched += 1
+        return self._sent[self._fetched - 1].chunk
+
     def restart(self, request: int) -> None:
         """Go back to what was sent, and rebuild everything derived from it.
 
         Args:
             request: a new identity, so that nothing half remembered under the old one is used.
         """
-        old = self.context
-        tokens = old.tokens[: old.prompt_length + self._sent_tokens]
+        old, (count, _) = self.context, self._upto()
+        tokens = old.tokens[: old.prompt_length + count]
         self.context = Context(request, tokens, old.prompt_length, old.prediction, old.temperature)
         self.sequence = None
         self.finish_reason = self.stop_reason = None
-        del self.sources[self._sent_tokens :]
+        del self.sources[count:]
         if self.logprobs is not None:
-            del self.logprobs[self._sent_tokens :]
+            del self.logprobs[count:]
         self._begin()
         for token in tokens[old.prompt_length :]:
             self.sampler.advance(token)
             self._pieces.append(self._decoder.push(token))
 
-    def send(self) -> None:
-        """Put what is new since the last call into the outbox; at the end, the completion with it."""
-        if self.finish_reason is not None:
-            self._pieces.append(self._decoder.finish())
-            self.completion = self._complete()
-        since, pieces = self._sent_tokens, self._sent_pieces
-        chunk = Chunk(
-            "".join(self._pieces[pieces:]),
-            self.context.tokens[self.context.prompt_length + since :],
-            self.sources[since:],
-            None if self.logprobs is None else self.logprobs[since:],
-            self.index,
-            self.finish_reason,
-            self.completion,
-        )
-        self._sent_tokens, self._sent_pieces = self.generated, len(self._pieces)
-        self.outbox.append(chunk)
+    def _upto(self) -> tuple[int, int]:
+        """Tokens and pieces of text sent so far."""
+        return self._sent[-1][1:] if self._sent else (0, 0)
 
     def _complete(self) -> Completion:
         assert self.finish_reason is not None

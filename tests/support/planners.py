@@ -1,0 +1,67 @@
+"""Planners that buy whatever they are told to, so that a test decides the drafts and not their price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core import ROOT, Context, Draft, Drafter, Outcome
+
+
+class FixedPlanner:
+    """Asks one drafter for exactly `length` nodes (the room permitting) and buys them all.
+
+    Attributes:
+        forgotten: requests that are over.
+        rooms: the rooms of every call so far.
+    """
+
+    def __init__(self, drafter: Drafter | None = None, length: int = 4) -> None:
+        self.drafter = drafter
+        self.length = length
+        self.forgotten: list[int] = []
+        self.rooms: list[int] = []
+        self.outcomes: list[Outcome] = []
+
+    def plan(self, contexts: Sequence[Context], rooms: Sequence[int]) -> list[Draft]:
+        self.rooms += rooms
+        if self.drafter is None:
+            return [Draft.empty() for _ in contexts]
+        return [self._ask(self.drafter, c, min(r, self.length)) for c, r in zip(contexts, rooms, strict=True)]
+
+    def _ask(self, drafter: Drafter, context: Context, budget: int) -> Draft:
+        before = list(context.tokens)
+        draft = drafter.propose(context, budget) if budget else Draft.empty()
+        assert context.tokens == before, "a drafter changed the text"
+        assert len(draft) <= budget
+        return draft
+
+    def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
+        assert rows > 0
+        assert context_tokens > 0
+        assert seconds >= 0
+
+    def commit(self, context: Context, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            _check_outcome(context, outcome)
+            self.outcomes.append(outcome)
+        if self.drafter is not None:
+            self.drafter.commit(context, outcome)
+
+    def forget(self, context: Context) -> None:
+        self.forgotten.append(context.request)
+        if self.drafter is not None:
+            self.drafter.forget(context)
+
+    def off_reason(self, context: Context) -> str | None:
+        return "no drafter" if self.drafter is None else "nothing was drafted"
+
+
+def _check_outcome(context: Context, outcome: Outcome) -> None:
+    assert len(outcome.draft) > 0
+    assert list(outcome.committed) == context.tokens[-len(outcome.committed) :]
+    assert len(outcome.committed) - len(outcome.path) in (0, 1)
+    parent = ROOT
+    for node, token in zip(outcome.path, outcome.committed, strict=False):
+        assert outcome.draft.parents[node] == parent
+        assert outcome.draft.tokens[node] == token
+        parent = node
