@@ -7,12 +7,15 @@
 
 namespace paceline {
 
-// One tile of activation rows, quantised: int8 values, one scale per row and group of 32. The rows of a
-// tile are interleaved so that a kernel walks one pointer: q[(k/4)*R*4 + 4r + k%4], scale[g*R + r], ...
+// One tile of activation rows, quantised: int8 values, and per row and group of 32 a scale that is a power of
+// two. Applying such a scale is an integer addition to a float's exponent, which leaves the multipliers to the
+// dot products; the rounding error is at most twice that of the best scale. Scales are kept 2^64 too large, so
+// that exponents only ever grow, and the result is brought back at the end.
+// The rows of a tile are interleaved so that a kernel walks one pointer: q[(k/4)*R*4 + 4r + k%4], scale[g*R + r].
 struct ActTile {
   const int8_t* q;
-  const float* scale;       // [groups][R]
-  const float* sum;         // [groups][R]      scale * sum of q
+  const int32_t* scale;     // [groups][R]      (log2 scale + 64) << 23
+  const float* sum;         // [groups][R]      2^64 * scale * sum of q
   const float* half_sum;    // [2 groups][R]    the same per 16
   const int32_t* shift;     // [groups][R]      -8 * sum of q, the start that makes zero point 8
   const int32_t* half_shift;
@@ -21,7 +24,8 @@ struct ActTile {
 
 struct ActTileOut {
   int8_t* q;
-  float *scale, *sum, *half_sum;
+  int32_t* scale;
+  float *sum, *half_sum;
   int32_t *shift, *half_shift;
   float* f;                 // null when no consumer wants floats
 };
@@ -45,8 +49,9 @@ struct Kernels {
   // out[r][16] = block . row r, for R interleaved rows
   using TileFn = void (*)(const Weight&, const uint8_t*, const ActTile&, float*);
   TileFn (*tile_fn)(const Weight&, int rows);
-  void (*quantize)(const float* x, int64_t cols, const ActTileOut&, int rows, int r);
-  void (*rms_norm)(const float* x, const float* gamma, int64_t n, float eps, float* out);
+  void (*quantize)(const float* x, int64_t groups, const ActTileOut&, int rows, int r);  // row r of `rows`
+  float (*rms_factor)(const float* x, int64_t n, float eps);  // 1 / root mean square
+  void (*scale_by)(const float* x, const float* gamma, float factor, int64_t n, float* out);  // n multiple of 16
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);  // n multiple of 16
   void (*attention)(const AttentionPart&);
   // Folds a part into a running (best, sum, out); `fresh` starts from it.

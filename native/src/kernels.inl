@@ -63,7 +63,7 @@ constexpr size_t super_bytes() {
 
 // One half (or whole) group: integer dots of R rows, then one fused step each.
 template <Quant Q, Scheme S, int R, int kFirst, int kLast>
-inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a, const float* a_scale,
+inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a, const int32_t* a_scale,
                        const int32_t* start) {
   VI dot[R];
   for (int r = 0; r < R; ++r) {
@@ -75,46 +75,46 @@ inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a
     VB w = vector_of<Q>(q, j);
     for (int r = 0; r < R; ++r) dot[r] = dot4<Q == Quant::u8>(dot[r], w, a + 4 * (R * j + r));
   }
-  for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), mul(scale, set1(a_scale[r])), acc[r]);
+  for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), add_exponent(scale, a_scale[r]), acc[r]);
 }
 
+// A block is read front to back and blocks follow each other in memory: the hardware's prefetchers see one
+// stream. Prefetch instructions were measured to slow it down, at one row as at eight.
 template <Quant Q, Scheme S, int R>
 void tile(const Weight& w, const uint8_t* block, const ActTile& a, float* out) {
   VF acc[R];
   for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
-  const uint8_t *q = block, *s = block + w.quant_bytes;
+  const uint8_t* q = block;
   const int groups = static_cast<int>(w.cols / kGroup);
   SuperScale super{};
   for (int g = 0; g < groups; ++g) {
     if constexpr (super_bytes<S>() != 0) {
-      if (g % 8 == 0) { super = load_super<S>(s); s += super_bytes<S>(); }
+      if (g % 8 == 0) { super = load_super<S>(q); q += super_bytes<S>(); }
     }
-    // The block is read as one stream: the quants a few kilobytes ahead, the scales of the next block.
-    for (size_t line = 0; line < group_bytes<Q>(); line += 64) prefetch(q + 4096 + line);
-    const int8_t* row = a.q + static_cast<size_t>(g) * kGroup * R;
+    const uint8_t* s = q + group_bytes<Q>();
+    const auto at = static_cast<size_t>(g) * R;
+    const int8_t* row = a.q + at * kGroup;
     if constexpr (is_fine(S)) {
       for (int h = 0; h < 2; ++h) {
         VF scale = scale_at<S>(s, super, h);
-        const int32_t* start = a.half_shift + static_cast<size_t>(2 * g + h) * R;
-        if (h == 0) accumulate<Q, S, R, 0, 4>(acc, q, scale, row, a.scale + static_cast<size_t>(g) * R, start);
-        else accumulate<Q, S, R, 4, 8>(acc, q, scale, row, a.scale + static_cast<size_t>(g) * R, start);
+        const int32_t* start = a.half_shift + 2 * at + static_cast<size_t>(h) * R;
+        if (h == 0) accumulate<Q, S, R, 0, 4>(acc, q, scale, row, a.scale + at, start);
+        else accumulate<Q, S, R, 4, 8>(acc, q, scale, row, a.scale + at, start);
         if constexpr (has_min(S)) {
           VF low = min_at<S>(s, super, h);
-          for (int r = 0; r < R; ++r) acc[r] = fma(low, set1(a.half_sum[static_cast<size_t>(2 * g + h) * R + r]), acc[r]);
+          for (int r = 0; r < R; ++r) acc[r] = fma(low, set1(a.half_sum[2 * at + static_cast<size_t>(h * R + r)]), acc[r]);
         }
       }
     } else {
-      accumulate<Q, S, R, 0, 8>(acc, q, scale_at<S>(s, super, 0), row, a.scale + static_cast<size_t>(g) * R,
-                                a.shift + static_cast<size_t>(g) * R);
+      accumulate<Q, S, R, 0, 8>(acc, q, scale_at<S>(s, super, 0), row, a.scale + at, a.shift + at);
       if constexpr (has_min(S)) {
         VF low = min_at<S>(s, super, 0);
-        for (int r = 0; r < R; ++r) acc[r] = fma(low, set1(a.sum[static_cast<size_t>(g) * R + r]), acc[r]);
+        for (int r = 0; r < R; ++r) acc[r] = fma(low, set1(a.sum[at + static_cast<size_t>(r)]), acc[r]);
       }
     }
-    q += group_bytes<Q>();
-    s += group_scale_bytes<S>();
+    q = s + group_scale_bytes<S>();
   }
-  for (int r = 0; r < R; ++r) store(out + kLanes * r, acc[r]);
+  for (int r = 0; r < R; ++r) store(out + kLanes * r, mul(acc[r], set1(0x1p-64f)));
 }
 
 // ------------------------------------------------------------------------------ floating-point weights
@@ -136,7 +136,6 @@ void float_tile(const Weight& w, const uint8_t* block, const ActTile& a, float* 
   int64_t k = 0;
   for (; k + 1 < w.cols; k += 2, block += 2 * kStep, f += 2 * R) {
     VF w0 = load_weight<Q>(block), w1 = load_weight<Q>(block + kStep);
-    prefetch(block + 4096);
     for (int r = 0; r < R; ++r) even[r] = fma(w0, set1(f[r]), even[r]);
     for (int r = 0; r < R; ++r) odd[r] = fma(w1, set1(f[R + r]), odd[r]);
   }
@@ -184,35 +183,41 @@ Kernels::TileFn tile_fn(const Weight& w, int rows) {
 
 // ------------------------------------------------------------------------------------------ activations
 
-// Symmetric int8 per group of 32: scale = max|x| / 127, round to nearest even.
-void quantize(const float* x, int64_t cols, const ActTileOut& t, int rows, int r) {
+// Symmetric int8 per group of 32; the scale is the least power of two with max|x| <= 127 * scale.
+void quantize(const float* x, int64_t groups, const ActTileOut& t, int rows, int r) {
   alignas(64) int8_t bytes[kGroup];
-  for (int64_t g = 0; g < cols / kGroup; ++g) {
-    VF a = load(x + g * kGroup), b = load(x + g * kGroup + 16);
-    float top = reduce_max(max(abs(a), abs(b)));
-    float scale = top / 127.0f, inverse = top > 0.0f ? 127.0f / top : 0.0f;
-    store_bytes(bytes, to_int(mul(a, set1(inverse))));
-    store_bytes(bytes + 16, to_int(mul(b, set1(inverse))));
-    int32_t low = 0, high = 0;
-    for (int i = 0; i < 16; ++i) { low += bytes[i]; high += bytes[16 + i]; }
+  for (int64_t g = 0; g < groups; ++g) {
+    VF a = load(x + g * kGroup), b = load(x + g * kGroup + kLanes);
+    uint32_t bits = float_to_bits(reduce_max(max(abs(a), abs(b))) * (1.0f / 127.0f));
+    // Round the exponent up; below 2^-60 everything is as good as zero, above 2^60 nothing is sound.
+    int exponent = std::clamp(static_cast<int>((bits + 0x7fffff) >> 23) - 127, -60, 60);
+    VF inverse = set1(bits_to_float(static_cast<uint32_t>(127 - exponent) << 23));
+    VI low = to_int(mul(a, inverse)), high = to_int(mul(b, inverse));
+    store_bytes(bytes, low);
+    store_bytes(bytes + kLanes, high);
     for (int j = 0; j < 8; ++j) std::memcpy(t.q + 4 * ((g * 8 + j) * rows + r), bytes + 4 * j, 4);
+    int32_t low_sum = reduce_add(low), high_sum = reduce_add(high);
+    float scale = bits_to_float(static_cast<uint32_t>(exponent + 64 + 127) << 23);
     int64_t at = g * rows + r, half = 2 * g * rows + r;
-    t.scale[at] = scale;
-    t.sum[at] = scale * static_cast<float>(low + high);
-    t.half_sum[half] = scale * static_cast<float>(low);
-    t.half_sum[half + rows] = scale * static_cast<float>(high);
-    t.shift[at] = -8 * (low + high);
-    t.half_shift[half] = -8 * low;
-    t.half_shift[half + rows] = -8 * high;
+    t.scale[at] = (exponent + 64) * (1 << 23);
+    t.sum[at] = scale * static_cast<float>(low_sum + high_sum);
+    t.half_sum[half] = scale * static_cast<float>(low_sum);
+    t.half_sum[half + rows] = scale * static_cast<float>(high_sum);
+    t.shift[at] = -8 * (low_sum + high_sum);
+    t.half_shift[half] = -8 * low_sum;
+    t.half_shift[half + rows] = -8 * high_sum;
   }
   if (t.f)
-    for (int64_t k = 0; k < cols; ++k) t.f[k * rows + r] = x[k];
+    for (int64_t k = 0; k < groups * kGroup; ++k) t.f[k * rows + r] = x[k];
 }
 
-void rms_norm(const float* x, const float* gamma, int64_t n, float eps, float* out) {
+float rms_factor(const float* x, int64_t n, float eps) {
   VF squares = set1(0.0f);
   for (int64_t i = 0; i < n; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-  float factor = 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(n) + eps);
+  return 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(n) + eps);
+}
+
+void scale_by(const float* x, const float* gamma, float factor, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += kLanes) store(out + i, mul(mul(load(x + i), set1(factor)), load(gamma + i)));
 }
 
@@ -350,13 +355,12 @@ uint64_t read(const uint64_t* words, size_t n) {
     b = max(load(x + i + 16), b);
     c = max(load(x + i + 32), c);
     d = max(load(x + i + 48), d);
-    prefetch(x + i + 1024);
   }
   return reduce_max(max(max(a, b), max(c, d))) > 0.5f;
 }
 
 }  // namespace
 
-const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, quantize, rms_norm, swiglu, attention, merge, finish, store_half16, read};
+const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, quantize, rms_factor, scale_by, swiglu, attention, merge, finish, store_half16, read};
 
 }  // namespace paceline::PACELINE_NS

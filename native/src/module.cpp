@@ -139,8 +139,9 @@ NB_MODULE(_core, m) {
       .def("quantize", &Program::quantize, nb::arg("source"), nb::arg("out"))
       .def("linear", &Program::linear, nb::arg("source"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("add") = false)
       .def("swiglu", &Program::swiglu, nb::arg("source"), nb::arg("gate"), nb::arg("up"), nb::arg("out"))
-      .def("rope", &Program::rope, nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("frequencies"),
-           nb::arg("interleaved"), nb::arg("query_scale"), nb::arg("magnitude") = 1.0f)
+      .def("angles", &Program::angles, nb::arg("frequencies"), nb::arg("magnitude") = 1.0f)
+      .def("rope", &Program::rope, nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("angles"), nb::arg("interleaved"),
+           nb::arg("query_scale"))
       .def("attention", &Program::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"))
       .def("head", &Program::head, nb::arg("source"), nb::arg("weight"))
       .def("run", &run, nb::arg("tokens"), nb::arg("positions"), nb::arg("slots"), nb::arg("parents"), nb::arg("sequences"),

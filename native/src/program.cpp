@@ -52,10 +52,10 @@ const Kernels& choose_kernels(const std::string& isa) {
 void Acts::reserve(int rows) {
   auto n = static_cast<size_t>(rows), w = static_cast<size_t>(width);
   q.resize(n * w);
-  for (auto* v : {&scale, &sum}) v->resize(n * w / kGroup + 1);
-  half_sum.resize(n * w / 16 + 1);
-  shift.resize(n * w / kGroup + 1);
-  half_shift.resize(n * w / 16 + 1);
+  for (auto* v : {&scale, &shift}) v->resize(n * w / kGroup);
+  sum.resize(n * w / kGroup);
+  half_sum.resize(n * w / 16);
+  half_shift.resize(n * w / 16);
   if (floats) f.resize(n * w);
 }
 
@@ -74,6 +74,28 @@ ActTileOut Acts::out(int first, int64_t group, int rows) {
 
 // ------------------------------------------------------------------------------------------------ ops
 
+void Deal::start(int members, int units, int chunk) {
+  if (members_ != members) ranges_ = std::make_unique<Range[]>(static_cast<size_t>(members));
+  members_ = members;
+  chunk_ = chunk;
+  int chunks = (units + chunk - 1) / chunk;
+  for (int m = 0; m < members; ++m) {
+    ranges_[static_cast<size_t>(m)].next.store(chunks * m / members * chunk, std::memory_order_relaxed);
+    ranges_[static_cast<size_t>(m)].end = std::min(units, chunks * (m + 1) / members * chunk);
+  }
+}
+
+bool Deal::take(int member, int& first, int& last) {
+  for (int i = 0; i < members_; ++i) {
+    Range& range = ranges_[static_cast<size_t>((member + i) % members_)];
+    if (range.next.load(std::memory_order_relaxed) >= range.end) continue;
+    first = range.next.fetch_add(chunk_, std::memory_order_relaxed);
+    last = std::min(first + chunk_, range.end);
+    if (first < range.end) return true;
+  }
+  return false;
+}
+
 namespace {
 
 // Rows are dealt to members in turn: there are few, and each costs the same.
@@ -82,11 +104,20 @@ void each_row(Program& p, int rows, int member, F f) {
   for (int r = member; r < rows; r += p.threads()) f(r);
 }
 
-struct TileOf { int first, rows, within; };
+template <class F>
+void each_chunk(Deal& deal, int member, F f) {
+  for (int first, last; deal.take(member, first, last);) f(first, last);
+}
 
-TileOf tile_of(const Program& p, int row, int rows) {
-  int first = row / p.kernels_.max_tile * p.kernels_.max_tile;
-  return {first, std::min(p.kernels_.max_tile, rows - first), row - first};
+template <class F>
+void each_tile(Program& p, int rows, F f) {
+  for (int first = 0; first < rows; first += p.kernels_.max_tile) f(first, std::min(p.kernels_.max_tile, rows - first));
+}
+
+// Chunks of some 32 KiB of weights, yet enough of them to balance; a multiple of `multiple` blocks.
+int chunk_of(const Program& p, int blocks, size_t block_bytes, int multiple) {
+  int wanted = static_cast<int>((size_t{32} << 10) / block_bytes), most = blocks / (p.threads() * 4);
+  return std::max(1, std::min(wanted, most) / multiple) * multiple;
 }
 
 class EmbedOp : public Op {
@@ -107,44 +138,49 @@ class EmbedOp : public Op {
   float scale_;
 };
 
+// Normalises (or not) and quantises. Rows of a tile lie interleaved, so members share a tile by columns:
+// by rows, they would write to the same cache lines.
 class NormOp : public Op {
  public:
   NormOp(Buffer& in, const std::vector<float>* gamma, float eps, Acts& out)
       : Op(gamma ? "norm" : "quantize"), in_(in), gamma_(gamma), eps_(eps), out_(out) {}
+  void prepare(Program& p) override {
+    int tiles = (p.row_count(out_.wanted) + p.kernels_.max_tile - 1) / p.kernels_.max_tile;
+    parts_ = tiles >= 4 * p.threads() ? 1 : p.threads();
+    deal_.start(p.threads(), tiles * parts_, 1);
+  }
   void run(Program& p, int member) override {
-    int rows = p.row_count(out_.wanted);
-    thread_local std::vector<float> normed;
-    normed.resize(static_cast<size_t>(in_.width));
-    each_row(p, rows, member, [&](int r) {
-      const float* x = in_.row(out_.wanted && !in_.wanted ? p.rows_.wanted[r] : r);
-      if (gamma_) {
-        p.kernels_.rms_norm(x, gamma_->data(), in_.width, eps_, normed.data());
-        x = normed.data();
-      }
-      TileOf t = tile_of(p, r, rows);
-      p.kernels_.quantize(x, in_.width, out_.out(t.first, 0, t.rows), t.rows, t.within);
+    each_chunk(deal_, member, [&](int first, int last) {
+      for (int u = first; u < last; ++u) part(p, u / parts_ * p.kernels_.max_tile, u % parts_);
     });
   }
 
  private:
+  void part(Program& p, int first, int part) {
+    int rows = std::min(p.kernels_.max_tile, p.row_count(out_.wanted) - first);
+    int64_t groups = in_.width / kGroup, begin = groups * part / parts_, end = groups * (part + 1) / parts_;
+    alignas(64) float normed[kGroup];
+    for (int r = 0; r < rows; ++r) {
+      const float* x = in_.row(out_.wanted && !in_.wanted ? p.rows_.wanted[first + r] : first + r);
+      if (!gamma_) {
+        p.kernels_.quantize(x + begin * kGroup, end - begin, out_.out(first, begin, rows), rows, r);
+        continue;
+      }
+      float factor = p.kernels_.rms_factor(x, in_.width, eps_);
+      for (int64_t g = begin; g < end; ++g) {
+        p.kernels_.scale_by(x + g * kGroup, gamma_->data() + g * kGroup, factor, kGroup, normed);
+        p.kernels_.quantize(normed, 1, out_.out(first, g, rows), rows, r);
+      }
+    }
+  }
+
   Buffer& in_;
   const std::vector<float>* gamma_;
   float eps_;
   Acts& out_;
+  Deal deal_;
+  int parts_ = 1;
 };
-
-// Calls f(chunk_first, chunk_last) until all units are taken. Chunks are contiguous, so a member streams.
-template <class F>
-void each_chunk(Program& p, std::atomic<int>& next, int units, int multiple, F f) {
-  int size = std::clamp(units / (p.threads() * 8), 1, 16);
-  size = (size + multiple - 1) / multiple * multiple;
-  for (int first; (first = next.fetch_add(size, std::memory_order_relaxed)) < units;) f(first, std::min(first + size, units));
-}
-
-template <class F>
-void each_tile(Program& p, int rows, F f) {
-  for (int first = 0; first < rows; first += p.kernels_.max_tile) f(first, std::min(p.kernels_.max_tile, rows - first));
-}
 
 struct Part { const Weight* w; const std::vector<float>* bias; Buffer* out; int first_block; };
 
@@ -156,10 +192,10 @@ class LinearOp : public Op {
       blocks_ += static_cast<int>(part.w->blocks());
     }
   }
+  void prepare(Program& p) override { deal_.start(p.threads(), blocks_, chunk_of(p, blocks_, parts_[0].w->block_bytes, 1)); }
   void run(Program& p, int member) override {
-    (void)member;
     int rows = p.row_count(in_.wanted);
-    each_chunk(p, next, blocks_, 1, [&](int first, int last) {
+    each_chunk(deal_, member, [&](int first, int last) {
       for (int b = first; b < last; ++b) {
         const Part* part = &parts_.back();
         while (part->first_block > b) --part;
@@ -191,6 +227,7 @@ class LinearOp : public Op {
 
   Acts& in_;
   std::vector<Part> parts_;
+  Deal deal_;
   int blocks_ = 0;
   bool add_;
 };
@@ -199,11 +236,14 @@ class LinearOp : public Op {
 class SwigluOp : public Op {
  public:
   SwigluOp(Acts& in, const Weight& gate, const Weight& up, Acts& out) : Op("swiglu"), in_(in), gate_(gate), up_(up), out_(out) {}
+  void prepare(Program& p) override {
+    auto groups = static_cast<int>(gate_.blocks()) / 2;
+    deal_.start(p.threads(), groups, chunk_of(p, groups, 2 * gate_.block_bytes, 1));
+  }
   void run(Program& p, int member) override {
-    (void)member;
     int rows = p.row_count(in_.wanted);
-    each_chunk(p, next, static_cast<int>(gate_.blocks()), 2, [&](int first, int last) {
-      for (int b = first; b < last; b += 2) group(p, b, rows);
+    each_chunk(deal_, member, [&](int first, int last) {
+      for (int g = first; g < last; ++g) group(p, 2 * g, rows);
     });
   }
 
@@ -219,72 +259,95 @@ class SwigluOp : public Op {
         for (int r = 0; r < n; ++r) std::copy_n(half + r * kBlockRows, kBlockRows, act + r * kGroup + h * kBlockRows);
       }
       ActTileOut out = out_.out(first, b / 2, n);
-      for (int r = 0; r < n; ++r) p.kernels_.quantize(act + r * kGroup, kGroup, out, n, r);
+      for (int r = 0; r < n; ++r) p.kernels_.quantize(act + r * kGroup, 1, out, n, r);
     });
   }
 
   Acts& in_;
   const Weight &gate_, &up_;
   Acts& out_;
+  Deal deal_;
 };
 
-class RopeOp : public Op {
+class AnglesOp : public Op {
  public:
-  RopeOp(int layer, Buffer& q, Buffer& k, Buffer& v, std::vector<double> frequencies, bool interleaved, float query_scale, float magnitude)
-      : Op("rope"), layer_(layer), q_(q), k_(k), v_(v), frequencies_(std::move(frequencies)), interleaved_(interleaved),
-        query_scale_(query_scale), magnitude_(magnitude) {}
+  explicit AnglesOp(Angles& angles) : Op("rope"), angles_(angles) {}
   void run(Program& p, int member) override {
-    thread_local std::vector<float> angles;
-    size_t half = frequencies_.size();
-    angles.resize(2 * half);
+    size_t half = angles_.frequencies.size();
     each_row(p, p.rows_.count, member, [&](int r) {
+      float* out = angles_.values.data() + static_cast<size_t>(r) * 2 * half;
       for (size_t i = 0; i < half; ++i) {
-        double a = frequencies_[i] * p.rows_.positions[r];
-        angles[i] = static_cast<float>(std::cos(a)) * magnitude_;
-        angles[half + i] = static_cast<float>(std::sin(a)) * magnitude_;
+        double a = angles_.frequencies[i] * p.rows_.positions[r];
+        out[i] = static_cast<float>(std::cos(a)) * angles_.magnitude;
+        out[half + i] = static_cast<float>(std::sin(a)) * angles_.magnitude;
       }
-      row(p, r, angles.data());
     });
   }
 
  private:
-  void rotate(float* x, const float* angles) const {
-    auto half = static_cast<int>(frequencies_.size());
-    int step = interleaved_ ? 2 : 1, apart = interleaved_ ? 1 : half;
-    const float *cosine = angles, *sine = angles + half;
-    for (int i = 0; i < half; ++i) {
-      float a = x[i * step], b = x[i * step + apart];
-      x[i * step] = a * cosine[i] - b * sine[i];
-      x[i * step + apart] = a * sine[i] + b * cosine[i];
-    }
+  Angles& angles_;
+};
+
+// Turns queries and keys and files keys and values. A unit is one kv head of up to 32 rows: neighbouring
+// positions share cache lines of the key blocks.
+class RopeOp : public Op {
+ public:
+  RopeOp(int layer, Buffer& q, Buffer& k, Buffer& v, const Angles& angles, bool interleaved, float query_scale)
+      : Op("rope"), layer_(layer), q_(q), k_(k), v_(v), angles_(angles), interleaved_(interleaved), query_scale_(query_scale) {}
+  void prepare(Program& p) override {
+    deal_.start(p.threads(), (p.rows_.count + kRows - 1) / kRows * p.shape_.kv_heads, 1);
   }
-  void row(Program& p, int r, const float* angles) {
-    const Shape& s = p.shape_;
-    for (int h = 0; h < s.heads; ++h) {
-      float* q = q_.row(r) + h * s.head_dim;
-      rotate(q, angles);
-      for (int d = 0; d < s.head_dim; ++d) q[d] *= query_scale_;
-    }
-    int slot = p.rows_.slots[r], page = p.page_of(r, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
-    alignas(64) uint16_t halves[kLanes];
-    for (int h = 0; h < s.kv_heads; ++h) {
-      float* k = k_.row(r) + h * s.head_dim;
-      rotate(k, angles);
-      uint16_t *keys = p.k_block(layer_, page, h, block), *values = p.v_block(layer_, page, h, block) + lane * s.head_dim;
-      for (int d = 0; d < s.head_dim; d += kLanes) {
-        p.kernels_.store_half(k + d, halves);
-        for (int i = 0; i < kLanes; ++i) keys[(d + i) * kLanes + lane] = halves[i];
-        p.kernels_.store_half(v_.row(r) + h * s.head_dim + d, values + d);
+  void run(Program& p, int member) override {
+    each_chunk(deal_, member, [&](int first, int last) {
+      for (int u = first; u < last; ++u) {
+        int row = u / p.shape_.kv_heads * kRows;
+        for (int r = row; r < std::min(row + kRows, p.rows_.count); ++r) head(p, r, u % p.shape_.kv_heads);
       }
+    });
+  }
+
+ private:
+  static constexpr int kRows = 32, kLanes = 16;
+
+  void rotate(float* x, const float* angles) const {
+    auto half = static_cast<int>(angles_.frequencies.size());
+    const float *cosine = angles, *sine = angles + half;
+    if (interleaved_)
+      for (int i = 0; i < half; ++i) turn(x[2 * i], x[2 * i + 1], cosine[i], sine[i]);
+    else
+      for (int i = 0; i < half; ++i) turn(x[i], x[i + half], cosine[i], sine[i]);
+  }
+  static void turn(float& a, float& b, float cosine, float sine) {
+    float turned = a * cosine - b * sine;
+    b = a * sine + b * cosine;
+    a = turned;
+  }
+  void head(Program& p, int r, int h) {
+    const Shape& s = p.shape_;
+    const float* angles = angles_.row(r);
+    int group = s.heads / s.kv_heads, dim = s.head_dim;
+    float* q = q_.row(r) + h * group * dim;
+    for (int i = 0; i < group; ++i) rotate(q + i * dim, angles);
+    for (int d = 0; d < group * dim; ++d) q[d] *= query_scale_;
+
+    int slot = p.rows_.slots[r], page = p.page_of(r, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
+    float* k = k_.row(r) + h * dim;
+    rotate(k, angles);
+    uint16_t *keys = p.k_block(layer_, page, h, block), *values = p.v_block(layer_, page, h, block) + lane * dim;
+    alignas(64) uint16_t halves[kLanes];
+    for (int d = 0; d < dim; d += kLanes) {
+      p.kernels_.store_half(k + d, halves);
+      for (int i = 0; i < kLanes; ++i) keys[(d + i) * kLanes + lane] = halves[i];
+      p.kernels_.store_half(v_.row(r) + h * dim + d, values + d);
     }
   }
 
-  static constexpr int kLanes = 16;
   int layer_;
   Buffer &q_, &k_, &v_;
-  std::vector<double> frequencies_;
+  const Angles& angles_;
   bool interleaved_;
-  float query_scale_, magnitude_;
+  float query_scale_;
+  Deal deal_;
 };
 
 // Context is walked in segments of 256 positions, fixed by absolute position, and folded in order. Whether the
@@ -294,30 +357,31 @@ class AttentionOp : public Op {
   AttentionOp(int layer, Buffer& q, Buffer& out) : Op("attention"), layer_(layer), q_(q), out_(out) {}
 
   void prepare(Program& p) override {
-    Op::prepare(p);
-    folded_.store(0, std::memory_order_relaxed);
     const Shape& s = p.shape_;
     segments_ = 1;
     for (const RowTile& t : p.tiles_) segments_ = std::max(segments_, p.rows_.positions[t.first + t.count - 1] / kSegment + 1);
     int units = static_cast<int>(p.tiles_.size()) * s.kv_heads;
     split_ = segments_ > 1 && units < 4 * p.threads() && units % p.threads();
+    deal_.start(p.threads(), units * (split_ ? segments_ : 1), 1);
     if (split_) {
-      queries_ = p.rows_.count * s.heads;
-      parts_.resize(static_cast<size_t>(queries_) * static_cast<size_t>(segments_) * static_cast<size_t>(s.head_dim + 2));
+      int queries = p.rows_.count * s.heads;
+      fold_deal_.start(p.threads(), queries, 4);
+      parts_.resize(static_cast<size_t>(queries) * static_cast<size_t>(segments_) * static_cast<size_t>(s.head_dim + 2));
     }
   }
 
   void run(Program& p, int member) override {
-    (void)member;
     const Shape& s = p.shape_;
-    int units = static_cast<int>(p.tiles_.size()) * s.kv_heads, pieces = split_ ? segments_ : 1;
-    for (int u; (u = next.fetch_add(1, std::memory_order_relaxed)) < units * pieces;) {
+    int pieces = split_ ? segments_ : 1;
+    each_chunk(deal_, member, [&](int u, int) {
       const RowTile& tile = p.tiles_[static_cast<size_t>(u / pieces / s.kv_heads)];
       unit(p, tile, u / pieces % s.kv_heads, split_ ? u % pieces : -1);
-    }
+    });
     if (!split_) return;
     p.pool_.barrier();
-    fold_parts(p);
+    each_chunk(fold_deal_, member, [&](int first, int last) {
+      for (int i = first; i < last; ++i) fold(p, i / s.heads, i % s.heads);
+    });
   }
 
  private:
@@ -416,39 +480,37 @@ class AttentionOp : public Op {
     return parts_.data() + (index + static_cast<size_t>(seg)) * static_cast<size_t>(s.head_dim + 2);
   }
 
-  void fold_parts(Program& p) {
+  void fold(Program& p, int row, int head) {
     const Shape& s = p.shape_;
     thread_local std::vector<float> total;
     total.resize(static_cast<size_t>(s.head_dim));
-    for (int i; (i = folded_.fetch_add(1, std::memory_order_relaxed)) < queries_;) {
-      int row = i / s.heads, head = i % s.heads;
-      float best = 0, sum = 0;
-      for (int seg = 0; seg <= p.rows_.positions[row] / kSegment; ++seg) {
-        const float* part = part_at(row, head, seg, s);
-        p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == 0);
-      }
-      p.kernels_.finish(total.data(), sum, out_.row(row) + head * s.head_dim, s.head_dim);
+    float best = 0, sum = 0;
+    for (int seg = 0; seg <= p.rows_.positions[row] / kSegment; ++seg) {
+      const float* part = part_at(row, head, seg, s);
+      p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == 0);
     }
+    p.kernels_.finish(total.data(), sum, out_.row(row) + head * s.head_dim, s.head_dim);
   }
 
   int layer_;
   Buffer &q_, &out_;
   bool split_ = false;
-  int segments_ = 1, queries_ = 0;
+  int segments_ = 1;
   std::vector<float> parts_;
-  std::atomic<int> folded_{0};
+  Deal deal_, fold_deal_;
 };
 
 class HeadOp : public Op {
  public:
   HeadOp(Acts& in, const Weight& w, int threads) : Op("head"), in_(in), w_(w), best_(static_cast<size_t>(threads)) {}
   void prepare(Program& p) override {
-    Op::prepare(p);
+    auto blocks = static_cast<int>(w_.blocks());
+    deal_.start(p.threads(), blocks, chunk_of(p, blocks, w_.block_bytes, 1));
     for (auto& b : best_) b.assign(static_cast<size_t>(p.rows_.wanted_count), {-std::numeric_limits<float>::infinity(), 0});
   }
   void run(Program& p, int member) override {
     int rows = p.rows_.wanted_count;
-    each_chunk(p, next, static_cast<int>(w_.blocks()), 1, [&](int first, int last) {
+    each_chunk(deal_, member, [&](int first, int last) {
       for (int b = first; b < last; ++b) block(p, b, rows, best_[static_cast<size_t>(member)]);
     });
     p.pool_.barrier();
@@ -469,16 +531,17 @@ class HeadOp : public Op {
         Best& top = best[static_cast<size_t>(first + r)];
         float highest = y[0];
         for (int i = 1; i < lanes; ++i) highest = y[i] > highest ? y[i] : highest;
-        if (highest > top.value) {
+        if (highest >= top.value) {
           int i = 0;
           while (y[i] != highest) ++i;
-          top = {highest, static_cast<int32_t>(first_id) + i};
+          auto id = static_cast<int32_t>(first_id) + i;
+          if (highest > top.value || id < top.id) top = {highest, id};
         }
         if (p.rows_.logits) std::copy_n(y, lanes, p.rows_.logits + (first + r) * w_.rows + first_id);
       }
     });
   }
-  // Members take chunks in rising order, so each member's best is its lowest id; equal bests go to the lowest.
+  // Equal bests go to the lowest id, whoever found them.
   void decide(Program& p) {
     for (size_t r = 0; r < static_cast<size_t>(p.rows_.wanted_count); ++r) {
       Best top = best_[0][r];
@@ -490,6 +553,7 @@ class HeadOp : public Op {
 
   Acts& in_;
   const Weight& w_;
+  Deal deal_;
   std::vector<std::vector<Best>> best_;
 };
 
@@ -586,9 +650,19 @@ void Program::swiglu(int in, int gate, int up, int out) {
   ops_.push_back(std::make_unique<SwigluOp>(a, g, u, at(acts_, out)));
 }
 
-void Program::rope(int layer, int q, int k, int v, std::vector<double> frequencies, bool interleaved, float query_scale, float magnitude) {
-  ops_.push_back(std::make_unique<RopeOp>(layer, at(buffers_, q), at(buffers_, k), at(buffers_, v), std::move(frequencies), interleaved,
-                                          query_scale, magnitude));
+int Program::angles(std::vector<double> frequencies, float magnitude) {
+  auto a = std::make_unique<Angles>();
+  a->values.resize(static_cast<size_t>(shape_.max_rows) * 2 * frequencies.size());
+  a->frequencies = std::move(frequencies);
+  a->magnitude = magnitude;
+  ops_.push_back(std::make_unique<AnglesOp>(*a));
+  angles_.push_back(std::move(a));
+  return static_cast<int>(angles_.size()) - 1;
+}
+
+void Program::rope(int layer, int q, int k, int v, int angles, bool interleaved, float query_scale) {
+  ops_.push_back(std::make_unique<RopeOp>(layer, at(buffers_, q), at(buffers_, k), at(buffers_, v), at(angles_, angles), interleaved,
+                                          query_scale));
 }
 
 void Program::attention(int layer, int q, int out) { ops_.push_back(std::make_unique<AttentionOp>(layer, at(buffers_, q), at(buffers_, out))); }

@@ -51,8 +51,8 @@ struct Acts {
   bool wanted;
   bool floats = false;  // some consumer has floating-point weights
   std::vector<int8_t> q;
-  std::vector<float> scale, sum, half_sum, f;
-  std::vector<int32_t> shift, half_shift;
+  std::vector<float> sum, half_sum, f;
+  std::vector<int32_t> scale, shift, half_shift;
   void reserve(int rows);
   ActTile tile(int first, int rows) const;
   ActTileOut out(int first, int64_t group, int rows);
@@ -76,15 +76,36 @@ struct RowTile {
 
 class Program;
 
+// Work units of one op, dealt in chunks: every member walks a range of its own, so that it reads memory as one
+// stream, and then helps the others with theirs.
+class Deal {
+ public:
+  void start(int members, int units, int chunk);
+  // The next chunk for `member`: [first, last), or false when nothing is left anywhere.
+  bool take(int member, int& first, int& last);
+
+ private:
+  struct alignas(64) Range { std::atomic<int> next; int end; };
+  std::unique_ptr<Range[]> ranges_;
+  int members_ = 0, chunk_ = 1;
+};
+
 class Op {
  public:
   explicit Op(std::string label) : name(std::move(label)) {}
   virtual ~Op() = default;
-  virtual void prepare(Program&) { next.store(0, std::memory_order_relaxed); }
+  virtual void prepare(Program&) {}
   virtual void run(Program& program, int member) = 0;
   std::string name;
-  std::atomic<int> next{0};
   uint64_t nanoseconds = 0;
+};
+
+// Cosines and sines of every row's position, for one set of frequencies.
+struct Angles {
+  std::vector<double> frequencies;
+  float magnitude;
+  std::vector<float> values;  // [rows][cos..., sin...]
+  const float* row(int r) const { return values.data() + static_cast<size_t>(r) * 2 * frequencies.size(); }
 };
 
 class Program {
@@ -102,8 +123,8 @@ class Program {
   // parts: (weight, bias vector or -1, destination buffer); add: destination += result
   void linear(int in, const std::vector<int>& weights, const std::vector<int>& biases, const std::vector<int>& outs, bool add);
   void swiglu(int in, int gate, int up, int out);
-  void rope(int layer, int q, int k, int v, std::vector<double> frequencies, bool interleaved, float query_scale,
-            float magnitude);
+  int angles(std::vector<double> frequencies, float magnitude);
+  void rope(int layer, int q, int k, int v, int angles, bool interleaved, float query_scale);
   void attention(int layer, int q, int out);
   void head(int in, int weight);
 
@@ -137,6 +158,7 @@ class Program {
   std::deque<std::vector<float>> vectors_;  // ops keep pointers to the elements
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<Acts>> acts_;
+  std::vector<std::unique_ptr<Angles>> angles_;
 
  private:
   uint8_t* allocate(size_t bytes);

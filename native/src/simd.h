@@ -76,6 +76,11 @@ inline float reduce_add(VF a) {
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps(d, d, 1)));
 }
 inline float reduce_max(VF a) { return _mm512_reduce_max_ps(a.v); }
+// a * 2^n, given n << 23, for normal a and results (and something beyond notice for a = 0)
+inline VF add_exponent(VF a, int32_t n) {
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_set1_epi32(n)))};
+}
+inline int32_t reduce_add(VI a) { return _mm512_reduce_add_epi32(a.v); }
 
 inline VB load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline VB low_nibbles(VB a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
@@ -92,7 +97,6 @@ inline VI dot4(VI acc, VB w, const int8_t* a) {
   std::memcpy(&word, a, 4);
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(word))};
 }
-inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
 
 #elif PACELINE_ISA == 1  // ------------------------------------------------------------ AVX2, FMA, F16C
 
@@ -169,6 +173,17 @@ inline float reduce_max(VF x) {
   __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_max_ss(d, _mm_shuffle_ps(d, d, 1)));
 }
+inline VF add_exponent(VF x, int32_t n) {
+  __m256i e = _mm256_set1_epi32(n);
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), e)),
+          _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.b), e))};
+}
+inline int32_t reduce_add(VI x) {
+  __m256i h = _mm256_add_epi32(x.a, x.b);
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
 inline VB load_bytes(const uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
@@ -212,7 +227,6 @@ inline VI dot4(VI acc, VB w, const int8_t* p) {
     return {one(acc.a, lo.a, hi.a), one(acc.b, lo.b, hi.b)};
   }
 }
-inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
 
 #else  // -------------------------------------------------------------------------------- portable C++
 
@@ -266,6 +280,14 @@ inline float reduce_max(VF a) {
   for (int w = 8; w; w >>= 1) for (int i = 0; i < w; ++i) a.v[i] = a.v[i] > a.v[i + w] ? a.v[i] : a.v[i + w];
   return a.v[0];
 }
+inline VF add_exponent(VF a, int32_t n) {
+  return each([&](int i) { return bits_to_float(float_to_bits(a.v[i]) + static_cast<uint32_t>(n)); });
+}
+inline int32_t reduce_add(VI a) {
+  int32_t s = 0;
+  for (int32_t e : a.v) s += e;
+  return s;
+}
 inline VB load_bytes(const uint8_t* p) { VB r; std::memcpy(r.v, p, 64); return r; }
 inline VB low_nibbles(VB a) { for (uint8_t& e : a.v) e &= 15; return a; }
 inline VB high_nibbles(VB a) { for (uint8_t& e : a.v) e >>= 4; return a; }
@@ -282,7 +304,6 @@ inline VI dot4(VI acc, VB w, const int8_t* a) {
   }
   return acc;
 }
-inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #endif
 

@@ -155,27 +155,21 @@ void decode(int type, const uint8_t* b, Plain& p) {
 
 constexpr size_t group_quant_bytes(Quant q) { return q == Quant::u4 ? 256 : q == Quant::u5 ? 320 : 512; }
 
-// Where group g's scales lie, relative to the block's scale area.
-constexpr size_t scale_offset(Scheme s, int64_t g) {
-  auto super = static_cast<size_t>(g / 8), within = static_cast<size_t>(g % 8), group = static_cast<size_t>(g);
-  switch (s) {
-    case Scheme::half: return group * 32;
-    case Scheme::half_min: return group * 64;
-    case Scheme::super_min: return super * 320 + 64 + within * 32;
-    case Scheme::fine: return super * 288 + 32 + within * 32;
-    default: return super * 576 + 64 + within * 64;
-  }
+constexpr size_t group_scale_bytes(Scheme s) { return s == Scheme::half_min || s == Scheme::fine_min ? 64 : 32; }
+constexpr size_t header_bytes(Scheme s) {
+  return s == Scheme::super_min || s == Scheme::fine_min ? 64 : s == Scheme::fine ? 32 : 0;
 }
 
-constexpr size_t scale_bytes(Scheme s, int64_t cols) {
-  auto groups = static_cast<size_t>(cols / kGroup), supers = static_cast<size_t>(cols / kSuper);
-  switch (s) {
-    case Scheme::half: return groups * 32;
-    case Scheme::half_min: return groups * 64;
-    case Scheme::super_min: return supers * 320;
-    case Scheme::fine: return supers * 288;
-    default: return supers * 576;
-  }
+constexpr int64_t kGroups = kSuper / kGroup;  // groups of a super-block
+
+// Offsets within a block: of the header before group g's super-block, and of the group itself.
+size_t header_offset(const Weight& w, int64_t g) {
+  size_t group = group_quant_bytes(w.quant) + group_scale_bytes(w.scheme);
+  return static_cast<size_t>(g / kGroups) * (header_bytes(w.scheme) + kGroups * group);
+}
+size_t group_offset(const Weight& w, int64_t g) {
+  size_t group = group_quant_bytes(w.quant) + group_scale_bytes(w.scheme);
+  return header_offset(w, g) + header_bytes(w.scheme) + static_cast<size_t>(g % kGroups) * group;
 }
 
 void put_group_quants(Quant quant, const uint8_t* u, uint8_t* out, int lane) {
@@ -199,30 +193,28 @@ void put_group_quants(Quant quant, const uint8_t* u, uint8_t* out, int lane) {
 
 void put16(uint8_t* p, int lane, uint16_t x) { std::memcpy(p + 2 * lane, &x, 2); }
 
-void put_group_scales(Scheme scheme, const Plain& p, int within, uint8_t* scales, int64_t g, int lane) {
-  uint8_t* s = scales + scale_offset(scheme, g);
-  uint8_t* super = s - within * (scheme == Scheme::fine_min ? 64 : 32);  // first group of the super-block
+// s: the group's scales; header: of its super-block; within: which group of the file block.
+void put_group_scales(Scheme scheme, const Plain& p, int within, uint8_t* s, uint8_t* header, int lane) {
   switch (scheme) {
-    case Scheme::half: put16(s, lane, p.d); break;
-    case Scheme::half_min: put16(s, lane, p.d); put16(s + 32, lane, p.min); break;
+    case Scheme::half: put16(s, lane, p.d); return;
+    case Scheme::half_min: put16(s, lane, p.d); put16(s + 32, lane, p.min); return;
     case Scheme::super_min:
       s[lane] = p.scale[within];
       s[16 + lane] = p.low[within];
-      if (!within) { put16(super - 64, lane, p.d); put16(super - 32, lane, p.min); }
       break;
     case Scheme::fine:
       s[lane] = p.scale[2 * within];
       s[16 + lane] = p.scale[2 * within + 1];
-      if (!within) put16(super - 32, lane, p.d);
       break;
     default:
       for (int h = 0; h < 2; ++h) {
         s[32 * h + lane] = p.scale[2 * within + h];
         s[32 * h + 16 + lane] = p.low[2 * within + h];
       }
-      if (!within) { put16(super - 64, lane, p.d); put16(super - 32, lane, p.min); }
       break;
   }
+  put16(header, lane, p.d);
+  if (scheme != Scheme::fine) put16(header + 32, lane, p.min);
 }
 
 void pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
@@ -233,8 +225,9 @@ void pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
     decode(w.type, file + f * row.file.bytes, plain);
     for (int64_t i = 0; i < groups_per_file_block; ++i) {
       int64_t g = f * groups_per_file_block + i;
-      put_group_quants(w.quant, plain.u + kGroup * i, block + static_cast<size_t>(g) * group_quant_bytes(w.quant), lane);
-      put_group_scales(w.scheme, plain, static_cast<int>(i), block + w.quant_bytes, g, lane);
+      uint8_t* quants = block + group_offset(w, g);
+      put_group_quants(w.quant, plain.u + kGroup * i, quants, lane);
+      put_group_scales(w.scheme, plain, static_cast<int>(i), quants + group_quant_bytes(w.quant), block + header_offset(w, g), lane);
     }
   }
 }
@@ -246,7 +239,7 @@ void pack_float_row(const Weight& w, const uint8_t* file, uint8_t* block, int la
 }
 
 int stored(const Weight& w, const uint8_t* block, int64_t k, int lane) {
-  const uint8_t* q = block + static_cast<size_t>(k / kGroup) * group_quant_bytes(w.quant);
+  const uint8_t* q = block + group_offset(w, k / kGroup);
   int within = static_cast<int>(k % kGroup), vector = within / 4, byte = 4 * lane + within % 4;
   if (w.quant == Quant::u8) return q[64 * vector + byte];
   int nibble = vector < 4 ? q[64 * vector + byte] & 15 : q[64 * (vector - 4) + byte] >> 4;
@@ -257,22 +250,16 @@ int stored(const Weight& w, const uint8_t* block, int64_t k, int lane) {
 struct ScaleMin { float scale, min; };
 
 ScaleMin scale_of(const Weight& w, const uint8_t* block, int64_t k, int lane) {
-  int64_t g = k / kGroup;
-  int within = static_cast<int>(g % 8), half = static_cast<int>(k % kGroup / 16);
-  const uint8_t* s = block + w.quant_bytes + scale_offset(w.scheme, g);
+  int half = static_cast<int>(k % kGroup / 16);
+  const uint8_t* s = block + group_offset(w, k / kGroup) + group_quant_bytes(w.quant);
+  const uint8_t* header = block + header_offset(w, k / kGroup);
   auto f16 = [lane](const uint8_t* p) { return half_to_float(read16(p + 2 * lane)); };
   switch (w.scheme) {
     case Scheme::half: return {f16(s), 0};
     case Scheme::half_min: return {f16(s), f16(s + 32)};
-    case Scheme::super_min: {
-      const uint8_t* super = s - 32 * within - 64;
-      return {f16(super) * s[lane], -f16(super + 32) * s[16 + lane]};
-    }
-    case Scheme::fine: return {f16(s - 32 * within - 32) * static_cast<int8_t>(s[16 * half + lane]), 0};
-    default: {
-      const uint8_t* super = s - 64 * within - 64;
-      return {f16(super) * s[32 * half + lane], -f16(super + 32) * s[32 * half + 16 + lane]};
-    }
+    case Scheme::super_min: return {f16(header) * s[lane], -f16(header + 32) * s[16 + lane]};
+    case Scheme::fine: return {f16(header) * static_cast<int8_t>(s[16 * half + lane]), 0};
+    default: return {f16(header) * s[32 * half + lane], -f16(header + 32) * s[32 * half + 16 + lane]};
   }
 }
 
@@ -285,14 +272,9 @@ Weight describe_weight(int type, int64_t rows, int64_t cols) {
   if (rows < 1 || cols < 1 || cols % row.file.values || (row.scheme != Scheme::none && cols % kGroup))
     throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) +
                                 " cannot be cut into blocks of " + std::to_string(row.file.values));
-  Weight w{rows, cols, row.quant, row.scheme, type, 0, 0, nullptr};
-  auto groups = static_cast<size_t>(cols / kGroup);
-  if (w.is_float())
-    w.quant_bytes = w.block_bytes = static_cast<size_t>(cols) * kBlockRows * static_cast<size_t>(row.file.bytes);
-  else {
-    w.quant_bytes = groups * group_quant_bytes(row.quant);
-    w.block_bytes = w.quant_bytes + scale_bytes(row.scheme, cols);
-  }
+  Weight w{rows, cols, row.quant, row.scheme, type, 0, nullptr};
+  if (w.is_float()) w.block_bytes = static_cast<size_t>(cols) * kBlockRows * static_cast<size_t>(row.file.bytes);
+  else w.block_bytes = group_offset(w, cols / kGroup) - (cols % kSuper ? 0 : header_bytes(row.scheme));
   return w;
 }
 

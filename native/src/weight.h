@@ -1,7 +1,8 @@
 // Weight matrices repacked for the kernels: the file's own integers and scales in another order.
 //
-// Sixteen output rows make a block; lane l of every vector belongs to output row 16 b + l. Within a
-// block come all quants, group by group of 32 k-values, then all scales:
+// Sixteen output rows make a block; lane l of every vector belongs to output row 16 b + l. A block is one
+// stream of groups of 32 k-values, each its quants and then its scales; in the schemes with super-blocks a
+// header with the f16 factors stands before every eight groups. The quants of a group:
 //
 //   u4  256 bytes a group: byte 4l+i of vector j holds k = 4j+i (low nibble) and 4(j+4)+i (high), j < 4
 //   u5  the same, then eight 64-bit masks with bit 4 of k = 4j+i at bit 4l+i of mask j
@@ -37,8 +38,7 @@ struct Weight {
   Quant quant{};
   Scheme scheme{};
   int type = 0;                 // ggml id, for reports
-  size_t quant_bytes = 0;       // of one block
-  size_t block_bytes = 0;       // of one block, scales included
+  size_t block_bytes = 0;
   const uint8_t* data = nullptr;
 
   int64_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }

@@ -32,7 +32,7 @@ def record(program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: 
 
     embedding = tensors.matrix("token_embd.weight", vocab, width)
     program.embed(embedding, x)
-    frequencies = config.rope_frequencies(_rope_factors(tensors, config))
+    angles = program.angles(config.rope_frequencies(_rope_factors(tensors, config)))
     for i in range(config.layers):
         name = f"blk.{i}."
         program.norm(x, tensors.vector(name + "attn_norm.weight", width), config.norm_eps, normed)
@@ -43,7 +43,7 @@ def record(program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: 
             [tensors.bias(f"{name}{p}.bias", size) for p, size in projections],
             [q, k, v],
         )
-        program.rope(i, q, k, v, frequencies, interleaved, 1.0 / math.sqrt(config.head_dim))
+        program.rope(i, q, k, v, angles, interleaved, 1.0 / math.sqrt(config.head_dim))
         program.attention(i, q, out)
         program.quantize(out, attended)
         output = tensors.matrix(name + "attn_output.weight", width, inner)
