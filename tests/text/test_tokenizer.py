@@ -16,7 +16,15 @@ from paceline.errors import ModelFileError, RequestError, UnsupportedModelError
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf import GGUFFile
 from support.text_corpus import corpus, digest
-from support.vocabularies import CONTROL, NORMAL, UNUSED, USER_DEFINED, byte_characters, byte_level
+from support.vocabularies import (
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    byte_characters,
+    byte_level,
+    sentencepiece,
+)
 
 RECORDED = json.loads(Path(__file__).with_name("recorded").joinpath("byte_level.json").read_text("utf-8"))
 
@@ -263,3 +271,32 @@ def test_unknown_tokenizers_are_refused_by_name() -> None:
         Tokenizer.from_gguf(byte_level(pre="tekken"))
     with pytest.raises(UnsupportedModelError, match="'bert'"):
         Tokenizer.from_gguf(byte_level(model="bert"))
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64),
+    st.floats(),
+    st.text(max_size=4),
+    st.lists(st.one_of(st.integers(-3, 300), st.floats(), st.text(max_size=3)), max_size=5),
+    st.lists(st.text("ab <|>Ġ\ud800", max_size=4), min_size=255, max_size=260),
+    st.lists(st.integers(0, 6), min_size=257, max_size=257),
+)
+KEYS = [name.removeprefix("tokenizer.ggml.") for name in byte_level()]
+ROLES = ["bos_token_id", "eos_token_id", "eot_token_id", "add_bos_token", "add_space_prefix", "scores"]
+
+
+@given(st.dictionaries(st.sampled_from([*KEYS, *ROLES]), JUNK, min_size=1, max_size=3), st.booleans())
+def test_junk_metadata_is_refused_or_works(junk: dict[str, Any], llama: bool) -> None:
+    metadata = sentencepiece({"a": -1.0}) if llama else byte_level()
+    metadata |= {f"tokenizer.ggml.{name}": value for name, value in junk.items()}
+    text = "ab <|é"
+    try:
+        tokenizer = Tokenizer.from_gguf(metadata)
+        got = tokenizer.encode(text, add_special=False)
+    except (ModelFileError, UnsupportedModelError, RequestError):
+        return  # anything else fails the test
+    # SentencePiece's space falls back to bytes too where the vocabulary has none.
+    spelled = b"".join(map(tokenizer.token_bytes, got)).decode().replace("▁", " ")
+    assert spelled in (text, f" {text}") or 0 in got, "only an unknown token may lose text"

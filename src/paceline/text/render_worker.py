@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -26,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 CPU_SECONDS = 0.5
-MEMORY_BYTES = 192 << 20
+MEMORY_BYTES = 160 << 20  # on top of what the interpreter has mapped before a template is seen
 OUTPUT_CHARS = 4 << 20
 
 
@@ -94,11 +95,19 @@ def environment() -> ImmutableSandboxedEnvironment:
     return env
 
 
+def _mapped_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize()
+
+
 def limit() -> None:
     """Give up, for good, what a template has no use for."""
     # Where the system has no such limit, the parent's clock still ends a rendering.
     for name, value in (
-        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_AS, _mapped_bytes() + MEMORY_BYTES),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, 3),
         (resource.RLIMIT_CORE, 0),

@@ -29,7 +29,7 @@ _NOT_THIS_TEMPLATE = "use another file of this model, or give the prompt as text
 class Renderer:
     """One template and the process that renders it, which starts at first use and is kept.
 
-    A rendering may take half a second of CPU time, 192 MiB of memory and 4 Mi characters of output; then the
+    A rendering may take half a second of CPU time, 160 MiB of memory and 4 Mi characters of output; then the
     process ends, and the next rendering starts another. Safe to call from several threads.
     """
 
