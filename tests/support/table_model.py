@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core import ROOT, Draft, Floats, SamplingParams
 from paceline.sampling import Sampler, walk
 
-Guess = Callable[[Sequence[int]], Draft]
+Guess = Callable[[tuple[int, ...]], Draft]
 """Offers a draft after a history."""
 
 
@@ -65,6 +65,6 @@ def decode(
     return history[len(prompt) :], steps
 
 
-def nothing(history: Sequence[int]) -> Draft:
+def nothing(history: tuple[int, ...]) -> Draft:
     """The empty draft: plain decoding."""
     return Draft.empty()
