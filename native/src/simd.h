@@ -97,6 +97,7 @@ inline VI dot4(VI acc, VB w, const int8_t* a) {
   std::memcpy(&word, a, 4);
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(word))};
 }
+inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
 
 #elif PACELINE_ISA == 1  // ------------------------------------------------------------ AVX2, FMA, F16C
 
@@ -227,6 +228,7 @@ inline VI dot4(VI acc, VB w, const int8_t* p) {
     return {one(acc.a, lo.a, hi.a), one(acc.b, lo.b, hi.b)};
   }
 }
+inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
 
 #else  // -------------------------------------------------------------------------------- portable C++
 
@@ -304,6 +306,7 @@ inline VI dot4(VI acc, VB w, const int8_t* a) {
   }
   return acc;
 }
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #endif
 
