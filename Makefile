@@ -31,15 +31,15 @@ demo: model
 test: lint model
 	$(PY) -m pytest
 
-# torch and the peers it compares with live outside the development environment; the package itself is
-# the one that `build` made. LLAMA= leaves out llama.cpp, which pip compiles for about ten minutes.
+# torch and the peers it compares with live outside the development environment, in one that lies on top of it
+# and sees what it holds. LLAMA= leaves out llama.cpp, which pip compiles for about ten minutes.
 LLAMA ?= --group oracle-llama
 $(ORACLES)/.ready: $(VENV)/.built
 	$(PYTHON) -m venv $(ORACLES)
-	$(ORACLES)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(ORACLES)/bin/python -m pip install --quiet --group dev --group oracle $(LLAMA)
-	$(ORACLES)/bin/python -c 'import pathlib, sysconfig; \
-		pathlib.Path(sysconfig.get_path("purelib"), "paceline.pth").write_text(str(pathlib.Path("src").resolve()))'
+	base=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$($(ORACLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$base')" > $$own/base.pth
+	$(ORACLES)/bin/python -m pip install --quiet --group oracle $(LLAMA)
 	@touch $@
 
 test-oracles: $(ORACLES)/.ready model
