@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli import generate
 from paceline.cli.main import run
-from paceline.cli.options import EngineFlags
+from paceline.cli.options import MachineFlags
 from paceline.engine import LLM
 from paceline.text.template import ChatTemplate
 from support.stub_llm import stub_llm
@@ -27,8 +27,8 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
     """What `generate` loads, whatever it is asked for."""
     loaded = stub_llm()
 
-    def load(model: str, engine: EngineFlags) -> tuple[LLM, Path, float]:
-        loaded.speculate = engine.speculation()
+    def load(model: str, machine: MachineFlags, speculate: Any) -> tuple[LLM, Path, float]:
+        loaded.speculate = speculate
         return loaded, Path(model), 0.25
 
     monkeypatch.setattr(generate, "load", load)

@@ -15,6 +15,7 @@ import pytest
 
 from paceline.cli.main import ALIASES, VERBS, run
 
+PROMPTS = str(Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl")
 COMMAND = [sys.executable, "-m", "paceline"]
 
 
@@ -116,6 +117,8 @@ def test_a_real_process_exits_with_2_too() -> None:
         (["bench", "smollm2", "--prompts", "/nowhere/at/all"], "cannot read prompts"),
         (["bench", "smollm2", "--prompts", "x", "--json", "/nowhere/at/all"], "no folder /nowhere/at"),
         (["bench", "smollm2", "--prompts", "x", "--warm", "--repeat", "2"], "--warm with --repeat"),
+        (["bench", "smollm2", "--prompts", PROMPTS, "--speculate", "off,ngarm"], "no drafter 'ngarm'"),
+        (["bench", "smollm2", "--prompts", PROMPTS, "--num-speculative-tokens", "3"], "No such option"),
         (["bench", "smollm2"], "Missing option '--prompts'"),
     ],
 )

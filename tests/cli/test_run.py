@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli import run as verb
 from paceline.cli.main import run
-from paceline.cli.options import EngineFlags
+from paceline.cli.options import MachineFlags
 from paceline.core import SamplingParams
 from paceline.engine import LLM
 from paceline.text.template import ChatTemplate
@@ -44,7 +44,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     llm.chat_template = ChatTemplate(TEMPLATE)
     recorder = Recorder(llm)
 
-    def load(model: str, engine: EngineFlags) -> tuple[Recorder, Path, float]:
+    def load(model: str, machine: MachineFlags, speculate: Any) -> tuple[Recorder, Path, float]:
         return recorder, Path(model), 0.1
 
     monkeypatch.setattr(verb, "load", load)

@@ -124,6 +124,12 @@ def test_arms_need_different_names() -> None:
         run([EngineArm(llm, "off"), EngineArm(llm, "off")], PROMPTS, PARAMS, chat=False)
 
 
+@pytest.mark.parametrize("name", ["ngarm", "ngram+sufix", "ngram:mni=2"])
+def test_a_misspelt_arm_is_refused_at_once(name: str) -> None:
+    with pytest.raises(UsageError, match=r"ngarm|sufix|mni"):
+        EngineArm(stub_llm(), name)
+
+
 def test_a_prompt_too_long_for_the_model_is_a_failure_not_a_crash() -> None:
     llm = stub_llm(context_limit=16)
     report = run([EngineArm(llm, "off")], [Prompt("long", "all", "x" * 50), PROMPTS[1]], PARAMS, chat=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.display import count_progress, stdout
 from paceline.cli.loading import load
-from paceline.cli.options import DEMO_MODEL, EngineFlags, Model, SamplingFlags, split_specs
+from paceline.cli.options import DEMO_MODEL, MachineFlags, Model, SamplingFlags, list_flag, split_specs
 from paceline.cli.verb import verb
 from paceline.errors import ResourceError, UsageError
 from paceline.tools import prompts as prompt_files
@@ -32,6 +33,14 @@ HEADINGS = (
     "prefill/s",
     "first ms",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFlags:
+    speculate: Annotated[
+        list[str],
+        list_flag("--speculate", help="The arms: off, auto, NAME[:key=value,...]; + joins drafters"),
+    ] = field(default_factory=list)
 
 
 @verb
@@ -62,9 +71,11 @@ def command(
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots here")] = None,
     sampling: SamplingFlags,
-    engine: EngineFlags,
+    arms: ArmFlags,
+    machine: MachineFlags,
 ) -> int:
-    from paceline.tools.bench import Arm, EngineArm, run
+    from paceline.models.target import physical_cores
+    from paceline.tools.bench import Arm, EngineArm, parse_speculation, run
     from paceline.tools.peer import ServerArm
 
     _check_outputs(json, html)
@@ -72,13 +83,15 @@ def command(
         raise UsageError("--warm with --repeat would let drafters replay answers", "use one of them")
     params = sampling.params(max_tokens=128 if sampling.max_tokens is None else sampling.max_tokens)
     chosen = prompt_files.choose(prompt_files.load(prompts), limit, shuffle)
+    specs = [spec for text in arms.speculate or ["off,auto"] for spec in split_specs(text)]
+    for spec in specs:
+        parse_speculation(spec)  # a typo shows before gigabytes are read
     servers = [ServerArm(url, name) for name, url in map(_named, against or [])]
-    llm, path, load_s = load(model, engine, speculate="off")
+    llm, path, load_s = load(model, machine, "off")
     chat = llm.chat_template is not None if chat is None else chat
-    specs = [s for text in engine.speculate or ["off,auto"] for s in split_specs(text)]
-    arms: list[Arm] = [*(EngineArm(llm, spec, warm=warm) for spec in specs), *servers]
-    with count_progress("Measuring", len(chosen) * len(arms) * repeat) as step:
-        report = run(arms, chosen, params, chat=chat, repeat=repeat, progress=step)
+    rivals: list[Arm] = [*(EngineArm(llm, spec, warm=warm) for spec in specs), *servers]
+    with count_progress("Measuring", len(chosen) * len(rivals) * repeat) as step:
+        report = run(rivals, chosen, params, chat=chat, repeat=repeat, progress=step)
     about = {
         "provenance": provenance(),
         "model": describe_file(path) | {"load_s": load_s},
@@ -90,7 +103,7 @@ def command(
             "shuffle": shuffle,
         }
         | {
-            "threads": engine.threads,
+            "threads": machine.threads or physical_cores(),
             "sampling": {k: getattr(params, k) for k in params.__dataclass_fields__},
         },
     }

@@ -10,7 +10,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.display import count_progress
 from paceline.cli.loading import load, locate
-from paceline.cli.options import DEMO_MODEL, EngineFlags, Model
+from paceline.cli.options import DEMO_MODEL, MachineFlags, Model
 from paceline.cli.verb import verb
 from paceline.tools.check import RowFault, TextFault, row_faults, text_faults
 
@@ -30,7 +30,7 @@ def command(
     rows: list[RowFault | None] = []
     with GGUFFile.open(locate(model)) as file:
         rows += row_faults(NativeTarget.load(file, threads=threads), seed=seed)
-    llm, _, _ = load(model, EngineFlags(threads=threads))
+    llm, _, _ = load(model, MachineFlags(threads=threads), "off")
     texts: list[TextFault | None] = []
     with count_progress("Comparing", cases) as step:
         for fault in text_faults(llm, cases=cases, seed=seed):

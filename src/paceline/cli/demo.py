@@ -10,7 +10,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.display import stdout
 from paceline.cli.loading import load, locate
-from paceline.cli.options import DEMO_MODEL, EngineFlags, Model
+from paceline.cli.options import DEMO_MODEL, MachineFlags, Model
 from paceline.cli.summary import decode_rate, in_words
 from paceline.cli.verb import verb
 from paceline.core import SamplingParams
@@ -29,9 +29,9 @@ def command(
     threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, max=1024)] = None,
 ) -> int:
     locate(model)
-    engine = EngineFlags(threads=threads)
+    machine = MachineFlags(threads=threads)
     # Two engines: neither may profit from what the other has cached or learnt.
-    engines = {name: load(model, engine, speculate=name)[0] for name in ("off", "auto")}
+    engines = {name: load(model, machine, name)[0] for name in ("off", "auto")}
     asked: Any = prompt if engines["off"].chat_template is None else [{"role": "user", "content": prompt}]
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     for llm in engines.values():

@@ -58,7 +58,7 @@ def command(
         raise UsageError("--logprobs shows nothing without --json", "add --json")
     name, prompt = _inputs(arguments or [], model, file)
     expected = None if prediction is None else read_text(prediction, "--prediction")
-    llm, _, load_s = load(name, engine)
+    llm, _, load_s = load(name, engine, engine.speculation())
     asked = _asked(llm, prompt, chat, system)
     answers = _answers(llm, asked, params, expected, show=not json)
     for answer in answers:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cli.display import byte_progress
-from paceline.cli.options import EngineFlags
+from paceline.cli.options import MachineFlags
 from paceline.weights import hub
 
 if TYPE_CHECKING:
     from paceline.engine import LLM
+    from paceline.engine.llm import Speculate
 
 
-def load(model: str, engine: EngineFlags, *, speculate: Any = None) -> tuple[LLM, Path, float]:
+def load(model: str, machine: MachineFlags, speculate: Speculate) -> tuple[LLM, Path, float]:
     """Resolve and load a model, with progress on stderr; return it, its file and the seconds it took."""
     from paceline.engine import LLM  # imported here: verbs that load no model do not wait for it
 
     path = locate(model)
     started = time.perf_counter()
-    llm = LLM(
-        str(path),
-        speculate=engine.speculation() if speculate is None else speculate,
-        threads=engine.threads,
-        max_model_len=engine.max_model_len,
-    )
+    llm = LLM(str(path), speculate=speculate, threads=machine.threads, max_model_len=machine.max_model_len)
     return llm, path, time.perf_counter() - started
 
 

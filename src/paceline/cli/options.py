@@ -29,18 +29,31 @@ def _flag(*names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, **more)
 
 
-def _list_flag(*names: str, help: str) -> Any:
+def list_flag(*names: str, help: str) -> Any:
     # typer would split the variable at spaces, which stop strings may hold; `_from_environment` reads it.
     return typer.Option(*names, help=help, allow_from_autoenv=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFlags:
+class MachineFlags:
+    """How the model is loaded."""
+
+    threads: Annotated[
+        int | None, _flag("--threads", "-t", min=1, max=1024, help="Default: one per physical core")
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        _flag("--max-model-len", "--ctx-size", "-c", min=1, help="Most tokens of prompt and answer together"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags(MachineFlags):
     """How the model is loaded and how it speculates."""
 
     speculate: Annotated[
         list[str],
-        _list_flag("--speculate", "--drafter", help="off, auto, or NAME[:key=value,...]; several combine"),
+        list_flag("--speculate", "--drafter", help="off, auto, or NAME[:key=value,...]; several combine"),
     ] = field(default_factory=list)
     num_speculative_tokens: Annotated[
         str,
@@ -48,13 +61,6 @@ class EngineFlags:
     ] = "auto"
     speculative_config: Annotated[
         str | None, _flag("--speculative-config", help="vLLM's JSON for the same, instead of --speculate")
-    ] = None
-    threads: Annotated[
-        int | None, _flag("--threads", "-t", min=1, max=1024, help="Default: one per physical core")
-    ] = None
-    max_model_len: Annotated[
-        int | None,
-        _flag("--max-model-len", "--ctx-size", "-c", min=1, help="Most tokens of prompt and answer together"),
     ] = None
 
     def speculation(self) -> str | list[str | dict[str, Any]]:
@@ -103,11 +109,11 @@ class SamplingFlags:
         int | None, _flag("--max-tokens", "-n", help="Default: up to the context limit")
     ] = None
     min_tokens: Annotated[int, _flag("--min-tokens", help="No stop token before this many")] = 0
-    stop: Annotated[list[str], _list_flag("--stop", help="End before this text; several may be given")] = (
+    stop: Annotated[list[str], list_flag("--stop", help="End before this text; several may be given")] = (
         field(default_factory=list)
     )
     stop_token_ids: Annotated[
-        list[str], _list_flag("--stop-token-ids", help="End at these ids, besides the model's own")
+        list[str], list_flag("--stop-token-ids", help="End at these ids, besides the model's own")
     ] = field(default_factory=list)
     ignore_eos: Annotated[bool, _flag("--ignore-eos", help="Write on past the model's own end")] = False
     presence_penalty: Annotated[float, _flag("--presence-penalty", help="-2 to 2")] = 0.0
@@ -116,7 +122,7 @@ class SamplingFlags:
         float, _flag("--repetition-penalty", "--repeat-penalty", help="1 is none")
     ] = 1.0
     logit_bias: Annotated[
-        list[str], _list_flag("--logit-bias", help="ID=BIAS added to a token's logit; several may be given")
+        list[str], list_flag("--logit-bias", help="ID=BIAS added to a token's logit; several may be given")
     ] = field(default_factory=list)
     verification: Annotated[
         str, _flag("--verification", help="coupled: same bytes as plain; rejection: same distribution")

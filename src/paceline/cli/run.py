@@ -37,7 +37,7 @@ def command(
     engine: EngineFlags,
 ) -> int:
     params = sampling.params()
-    llm, path, load_s = load(model, engine)
+    llm, path, load_s = load(model, engine, engine.speculation())
     if llm.chat_template is None:
         raise UnsupportedModelError(f"{path.name} has no chat template", "use `paceline generate --raw`")
     terminal.note(f"{path.name}, loaded in {load_s:.1f} s. /help lists commands, Ctrl-C stops an answer.")

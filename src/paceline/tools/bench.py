@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from paceline.core import Completion, SamplingParams
+from paceline.drafters import registry
 from paceline.engine import LLM
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import RequestError, UsageError
 from paceline.tools.prompts import Prompt
 from paceline.tools.statistics import (
     Difference,
@@ -37,7 +38,7 @@ class Arm(Protocol):
     decode_clock: str
 
     def measure(self, prompt: Prompt, params: SamplingParams, *, chat: bool) -> Sample:
-        """Answer and time one prompt. Raises PacelineError when it cannot."""
+        """Answer and time one prompt. Raises RequestError when it cannot."""
         ...
 
     def clear(self) -> None:
@@ -54,8 +55,7 @@ class EngineArm:
         self.name = speculate
         self._llm = llm
         self._warm = warm
-        # In an arm's name `+` joins drafters, because commas part the arms.
-        self._speculate: str | list[str] = speculate.split("+") if "+" in speculate else speculate
+        self._speculate = parse_speculation(speculate)
 
     def measure(self, prompt: Prompt, params: SamplingParams, *, chat: bool) -> Sample:
         asked = prompt.as_messages() if chat else prompt.text
@@ -94,6 +94,13 @@ class Report:
         return {"paceline_bench": SCHEMA} | asdict(self)
 
 
+def parse_speculation(name: str) -> str | list[str]:
+    """What an arm's name means: `+` joins drafters, because commas part arms. Raises UsageError."""
+    speculate = name.split("+") if "+" in name else name
+    registry.configure(speculate, vocab_size=1)
+    return speculate
+
+
 def from_completion(arm: str, prompt: Prompt, completion: Completion) -> Sample:
     timings = completion.timings
     return Sample(
@@ -130,7 +137,7 @@ def run(
     if len(set(names)) < len(names):
         raise UsageError(f"arms {', '.join(names)} are not all different", "name each arm once")
     for arm in arms:
-        with suppress(PacelineError):  # it will fail again, and be counted, in its turn
+        with suppress(RequestError):  # it will fail again, and be counted, in its turn
             arm.measure(prompts[0], replace(params, max_tokens=WARM_UP_TOKENS, min_tokens=0), chat=chat)
     samples: list[Sample] = []
     failures: list[Failure] = []
@@ -141,7 +148,7 @@ def run(
                 arm.clear()
                 try:
                     samples.append(arm.measure(prompt, params, chat=chat))
-                except PacelineError as error:
+                except RequestError as error:
                     failures.append(Failure(arm.name, prompt.name, prompt.category, error.message))
                 progress()
             turn += 1
