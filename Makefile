@@ -35,7 +35,7 @@ test: lint model
 # and sees what it holds. LLAMA= leaves out llama.cpp, which pip compiles for about ten minutes.
 LLAMA ?= --group oracle-llama
 $(ORACLES)/.ready: $(VENV)/.built
-	$(PYTHON) -m venv $(ORACLES)
+	$(PYTHON) -m venv --without-pip $(ORACLES)
 	base=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	own=$$($(ORACLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$base')" > $$own/base.pth
