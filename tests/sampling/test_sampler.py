@@ -177,13 +177,25 @@ def test_min_tokens_that_bans_everything_is_refused() -> None:
     assert caught.value.message == "min_tokens bans every one of the 2 tokens"
 
 
+def test_a_repetition_penalty_that_overflows_is_refused() -> None:
+    sampler = made(SamplingParams(repetition_penalty=1e-40), prompt=(0,))
+    with pytest.raises(RequestError) as caught:
+        sampler.pick(np.array([5.0, 1, 1, 1], np.float32), 0, 0)
+    assert caught.value.message == "repetition_penalty 1e-40 takes logits beyond the range of float32"
+
+
+def test_an_end_token_beyond_the_logits_is_no_obstacle() -> None:
+    sampler = made(SamplingParams(temperature=0.0, min_tokens=2), stops=(1, 900))
+    assert sampler.pick(np.array([0.0, 5.0, 2.0, 1.0], np.float32), 1, 0) == 2
+
+
 @pytest.mark.parametrize("token", [-1, 4])
 def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
     with pytest.raises(RequestError) as caught:
         made(SamplingParams(logit_bias={token: 1.0}))
     assert caught.value.message == f"logit_bias names token {token}, outside the vocabulary of 4"
     with pytest.raises(RequestError) as caught:
-        made(SamplingParams(), stops=(token,))
+        made(SamplingParams(stop_token_ids=[token]))
     assert caught.value.message == f"stop_token_ids names token {token}, outside the vocabulary of 4"
 
 

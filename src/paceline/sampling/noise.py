@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from enum import IntEnum
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,20 +39,19 @@ class Stream(IntEnum):
     RESIDUAL = 3
 
 
-@lru_cache(maxsize=256)
-def _round_keys(seed: int) -> Words:
-    """[rounds, 2, 1] the key schedule of a 64-bit seed, low word first."""
+def round_keys(seed: int) -> Words:
+    """[rounds, 2, 1] the key schedule of `philox` for a 64-bit seed, whose low word comes first."""
     key = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint64)
     schedule = key + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _WEYL
     return schedule.astype(np.uint32)[:, :, None]
 
 
-def philox(counter: Words, seed: int) -> Words:
+def philox(counter: Words, keys: Words) -> Words:
     """Philox-4x32-10 of many counters under one key.
 
     Args:
         counter: [4, n] 32-bit words.
-        seed: the 64-bit key.
+        keys: [rounds, 2, 1] the key's schedule.
 
     Returns:
         [4, n] 32-bit words.
@@ -63,7 +61,7 @@ def philox(counter: Words, seed: int) -> Words:
     # Each half of the state is fed by the other half's product: hence the reversal.
     words = product.view(np.uint32).reshape(2, -1, 2)[::-1]
     low, high = words[..., _LOW], words[..., 1 - _LOW]
-    for key in _round_keys(seed):
+    for key in keys:
         np.multiply(even, _MULTIPLIERS, out=product)
         odd ^= key
         np.bitwise_xor(odd, high, out=even)
@@ -91,7 +89,7 @@ class Noise:
     """
 
     def __init__(self, seed: int, vocab_size: int) -> None:
-        self.seed = seed & 0xFFFF_FFFF_FFFF_FFFF
+        self._keys = round_keys(seed & 0xFFFF_FFFF_FFFF_FFFF)
         self._blocks = np.arange(-(-vocab_size // BLOCK))
         self._window = -1
         self._owners: Indices = np.empty((0, 0), np.int64)
@@ -143,4 +141,4 @@ class Noise:
         counter[0] = index
         counter[1] = position
         counter[2] = stream
-        return philox(counter, self.seed)
+        return philox(counter, self._keys)

@@ -28,7 +28,8 @@ def penalise_repetition(values: Floats, penalty: float) -> Floats:
     Source: Keskar et al., "CTRL" (2019), with the sign rule of the implementations in use.
     """
     factor = np.float32(penalty)
-    return np.where(values > 0, values / factor, values * factor)
+    with np.errstate(all="ignore"):  # both products are computed for each value, and one is used
+        return np.where(values > 0, values / factor, values * factor)
 
 
 def penalise_counts(values: Floats, counts: Floats, frequency: float, presence: float) -> Floats:

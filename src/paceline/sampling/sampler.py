@@ -27,7 +27,7 @@ class Sampler:
         seed: key of the noise, any integer in [-2^63, 2^64).
 
     Raises:
-        RequestError: a logit_bias or stop token id outside the vocabulary.
+        RequestError: logit_bias or stop_token_ids names a token outside the vocabulary.
     """
 
     def __init__(
@@ -42,8 +42,11 @@ class Sampler:
         self.vocab_size = vocab_size
         self.noise = Noise(seed, vocab_size)
         self.generated = 0
-        self._stop_ids = _within(stop_ids, vocab_size, "stop_token_ids")
-        self._bias_ids = _within(params.logit_bias, vocab_size, "logit_bias")
+        _check_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
+        _check_ids(params.logit_bias, vocab_size, "logit_bias")
+        # A model's own end token may lie beyond its logits; it cannot be sampled then.
+        self._stop_ids = np.array(sorted(token for token in stop_ids if token < vocab_size), np.int64)
+        self._bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._counting = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
         self._repeating = params.repetition_penalty != 1.0
@@ -108,7 +111,7 @@ class Sampler:
         best = logits.max()
         if not np.isfinite(best):
             raise _unusable(logits)
-        log_total = float(np.log(np.exp(logits - best).sum(dtype=np.float64)))
+        log_total = float(np.log(np.exp(logits - best).sum()))
         count = min(self.params.logprobs or 0, self.vocab_size)
         ids = processors.top_k_ids(logits, count) if count else np.empty(0, np.int64)
         ids = ids[np.argsort(-logits[ids], kind="stable")]
@@ -148,7 +151,7 @@ class Sampler:
             if self._banning:
                 row[self._stop_ids] = -np.inf
         if not np.isfinite(row.max()):
-            raise _unusable(logits)
+            raise _spoilt(self.params, logits, row)
         return row
 
     def _penalise(self, row: Floats) -> None:
@@ -188,25 +191,34 @@ class _Counts:
         self._counts[place] += times
 
 
-def _within(ids: Collection[int], vocab_size: int, name: str) -> Indices:
+def _check_ids(ids: Collection[int], vocab_size: int, name: str) -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
             raise RequestError(
                 f"{name} names token {token}, outside the vocabulary of {vocab_size}",
                 f"use ids from 0 to {vocab_size - 1}",
             )
-    return np.fromiter(ids, np.int64, len(ids))
 
 
-def _unusable(logits: Floats) -> ModelFileError | RequestError:
-    if np.isfinite(logits.max()):
-        return RequestError(
-            f"min_tokens bans every one of the {len(logits)} tokens",
-            "lower min_tokens, or name fewer stop_token_ids",
-        )
+def _unusable(logits: Floats) -> ModelFileError:
     bad = int(np.count_nonzero(np.isnan(logits) | np.isposinf(logits)))
     found = f"{bad} NaN or +inf among" if bad else "-inf for all of"
     return ModelFileError(
         f"the model computed {found} {len(logits)} logits, and no token can be chosen from them",
         "the model file is probably damaged; fetch it again",
+    )
+
+
+def _spoilt(params: SamplingParams, logits: Floats, row: Floats) -> ModelFileError | RequestError:
+    """Tell a request that spoilt sound logits from a model that had none."""
+    if not np.isfinite(logits.max()):
+        return _unusable(logits)
+    if row.max() == -np.inf:
+        return RequestError(
+            f"min_tokens bans every one of the {len(row)} tokens",
+            "lower min_tokens, or name fewer stop_token_ids",
+        )
+    return RequestError(
+        f"repetition_penalty {params.repetition_penalty} takes logits beyond the range of float32",
+        "use a value near 1",
     )
