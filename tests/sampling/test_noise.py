@@ -49,10 +49,10 @@ def test_noise_is_what_it_was() -> None:
     """Recorded: a change here changes every text sampled with a seed."""
     noise = Noise(42, VOCABULARY)
     ids = np.array([0, 1, 511, 512, 100_000])
-    recorded = [-0.31176087, -0.51373709, -0.67509631, 0.45112527, -0.43748856]
+    recorded = [-0.31176087, -0.51373709, -0.67509631, 0.45070233, -0.43831583]
     np.testing.assert_allclose(noise.gumbel(7, ids), recorded, atol=1e-8)
     np.testing.assert_allclose(noise.uniform(7, [0, 5], Stream.ACCEPT), [0.32220477, 0.51642153], atol=1e-8)
-    assert noise.ceilings(7)[0][:4].tolist() == [38, 891, 1471, 1765]
+    assert noise.ceilings(7)[0][:4].tolist() == [169, 875, 1479, 1554]
 
 
 @given(

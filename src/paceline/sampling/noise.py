@@ -90,7 +90,7 @@ class Noise:
 
     def __init__(self, seed: int, vocab_size: int) -> None:
         self._keys = round_keys(seed & 0xFFFF_FFFF_FFFF_FFFF)
-        self._blocks = np.arange(-(-vocab_size // BLOCK))
+        self._blocks = -(-vocab_size // BLOCK)
         self._window = -1
         self._owners: Indices = np.empty((0, 0), np.int64)
         self._firsts: Doubles = np.empty((0, 0))
@@ -126,12 +126,14 @@ class Noise:
         """
         window, offset = divmod(position, _WINDOW)
         if window != self._window:
-            count = len(self._blocks)
-            blocks = np.tile(self._blocks, _WINDOW)
-            positions = np.repeat(np.arange(_WINDOW) + window * _WINDOW, count)
-            bits = self._bits(positions, blocks, Stream.BLOCK_FIRST)
-            self._firsts = (-np.log(_open_uniform(bits[0], bits[1])) / BLOCK).reshape(_WINDOW, count)
-            self._owners = (blocks * BLOCK + bits[2] % BLOCK).reshape(_WINDOW, count)
+            pairs = -(-self._blocks // 2)
+            positions = np.repeat(np.arange(_WINDOW) + window * _WINDOW, pairs)
+            bits = self._bits(positions, np.tile(np.arange(pairs), _WINDOW), Stream.BLOCK_FIRST)
+            # One output of Philox serves two blocks, and 64 bits a block: 52 say when, the last 9 who.
+            words = bits.reshape(2, 2, _WINDOW, pairs).transpose(1, 2, 3, 0).reshape(2, _WINDOW, -1)
+            high, low = words[..., : self._blocks]
+            self._firsts = -np.log(_open_uniform(high, low)) / BLOCK
+            self._owners = np.arange(self._blocks) * BLOCK + low % BLOCK
             self._window = window
         return self._owners[offset], self._firsts[offset]
 
