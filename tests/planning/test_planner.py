@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core import ROOT, Context, Draft, Outcome
+from paceline.planning import planner as planner_module
 from paceline.planning.pass_time import PassTime
 from paceline.planning.planner import MARGIN, Planner, best_prefix
 from support.drafters import Adversary, KnownDrafter, Oracle, SyntheticAcceptance
@@ -62,6 +64,11 @@ def planner(table: dict[int, float], *drafters: KnownDrafter, cost: float = 0.0,
     return Planner(PassTime(table), drafters, clock=clock_of(*drafters, cost=cost), **options)
 
 
+def with_plenty_at_stake():
+    """Plans as for a request that has won a lot already, so that only the price decides."""
+    return mock.patch.object(planner_module._Stake, "START", 1e9)
+
+
 def closed_sets(parents: list[int]) -> list[tuple[int, ...]]:
     """Every set of nodes that holds the parent of each of its nodes."""
     n = len(parents)
@@ -88,7 +95,8 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[float], dict[int, float]]
 def test_no_set_of_nodes_is_better(problem):
     parents, chances, table = problem
     drafter = fixed(parents, chances)
-    plan = planner(table, drafter).plan([context()], [8])[0]
+    with with_plenty_at_stake():
+        plan = planner(table, drafter).plan([context()], [8])[0]
     path = drafter.tree.path_chances()
     best = max((1 + sum(path[i] for i in nodes)) / table[1 + len(nodes)] for nodes in closed_sets(parents))
     got = (1 + float(plan.path_chances().sum())) / table[1 + len(plan)]
@@ -282,6 +290,31 @@ def test_the_same_record_wakes_and_sleeps_with_the_text():
     assert plain / spent > 2.5
     more, less = run(Turning(next_token, [0.9], VOCAB), 2_000)
     assert (more - spent) <= 1.05 * (less - plain)
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("length", [8, 20, 60])
+def test_a_short_text_on_which_every_chance_is_wrong_loses_little(chance, length):
+    """Chances right on average, wrong throughout one answer: at most two percent and a tenth of a step."""
+    drafter = Adversary(next_token, VOCAB, chance=chance)
+    spent, plain = run(drafter, length)
+    assert spent <= 1.02 * plain + 0.1 * TABLE[1]
+
+
+def test_a_request_that_wins_may_take_dear_drafts_again():
+    drafter = Oracle(next_token, chance=0.9)
+    spent, plain = run(drafter, 40)
+    assert plain / spent > 4.0
+
+
+def test_an_uncertain_draft_is_cut_to_what_the_request_can_afford():
+    # Each row costs a tenth of a step. Three of them fail with chance 0.6: a risk of 0.18; the stake is less,
+    # and so is a twentieth of what they promise, 0.4 + 0.32 + 0.256 - 0.3. One risks 0.06.
+    table = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3}
+    drafter = fixed([-1, 0, 1], [0.4, 0.8, 0.8])
+    with with_plenty_at_stake():
+        assert len(planner(table, drafter).plan([context()], [9])[0]) == 3
+    assert len(planner(table, drafter).plan([context()], [9])[0]) == 1
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.integers(1, 5))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.core import ROOT, Context, Draft, Drafter, Outcome
 from paceline.planning.merge import merge, select
@@ -97,11 +97,55 @@ class _Trust:
         self.factor = min(1.0, (self.true + self.DOUBT) / (self.claimed + self.DOUBT))
 
 
+class _Stake:
+    """What one request has won by its drafts so far, in plain steps; it may lose only so much.
+
+    Chances are averages over many texts; on the one at hand they may be wrong for as long as it lasts. So
+    a request starts with a small stake, adds a little each step, and risks no more than it has: the price
+    of a draft times the chance that it fails altogether. Drafts that risk next to nothing, in themselves or
+    beside what they promise, always pass.
+    """
+
+    __slots__ = ("balance", "paid")
+
+    START = 0.08
+    ALLOWANCE = 0.003
+    MOST = 4.0
+    TRIFLE = 0.02
+    BARGAIN = 0.05
+
+    def __init__(self) -> None:
+        self.balance = self.START
+        self.paid = 0.0
+
+    def afford(self, prices: Sequence[float], misses: Sequence[float], gains: Sequence[float]) -> int:
+        """How many nodes to take.
+
+        Args:
+            prices: [n] what the first 1, 2, ... of them cost together.
+            misses: [n] chance that all of these fail.
+            gains: [n] tokens expected of these.
+        """
+        least = max(self.balance, self.TRIFLE)
+        for n in range(len(prices), 0, -1):
+            price = prices[n - 1]
+            if price * misses[n - 1] <= max(least, self.BARGAIN * (gains[n - 1] - price)):
+                self.paid = price
+                return n
+        return 0
+
+    def settle(self, accepted: int) -> None:
+        """End a step that won `accepted` tokens for what was paid."""
+        self.balance = min(self.balance + self.ALLOWANCE + accepted - self.paid, self.MOST)
+        self.paid = 0.0
+
+
 @dataclass(slots=True)
 class _Record:
     """What the planner knows about one request."""
 
     accounts: dict[str, _Account]
+    stake: _Stake = field(default_factory=_Stake)
     asked: int = 0
     offered: int = 0
     bought: int = 0
@@ -140,21 +184,24 @@ class Planner:
         if not self.drafters:
             return [Draft.empty() for _ in contexts]
         drafts = [self._ask(context, room) for context, room in zip(contexts, rooms, strict=True)]
-        nodes = [
-            (-path, i, node)
-            for i, draft in enumerate(drafts)
-            if len(draft)
-            for node, path in enumerate(self._paths(draft))
-        ]
+        paths = [self._paths(draft) if len(draft) else [] for draft in drafts]
+        nodes = [(-path, i, node) for i, some in enumerate(paths) for node, path in enumerate(some)]
         if not nodes:
             return drafts
         nodes.sort()
-        count = len(nodes) if self.draft_length else self._count([-n[0] for n in nodes], len(contexts))
-        chosen: list[list[int]] = [[] for _ in drafts]
-        for _, i, node in nodes[:count]:
-            chosen[i].append(node)
-        plans = [select(draft, sorted(some)) for draft, some in zip(drafts, chosen, strict=True)]
-        self._pay(contexts, plans)
+        base = len(contexts)
+        costs = self.pass_time.costs(base + len(nodes))
+        if self.draft_length is None:
+            del nodes[best_prefix([-n[0] for n in nodes], costs, base) :]
+        plans: list[Draft] = []
+        for i, (context, draft) in enumerate(zip(contexts, drafts, strict=True)):
+            chosen = [node for _, owner, node in nodes if owner == i]
+            if chosen:
+                record = self._records[context.request]
+                if self.draft_length is None:
+                    del chosen[self._afford(record, draft, paths[i], chosen, costs[base:]) :]
+                self._credit(record, draft, paths[i], chosen, costs[base:])
+            plans.append(select(draft, sorted(chosen)))
         return plans
 
     def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
@@ -172,6 +219,8 @@ class Planner:
             for node, hit in outcome.tested():
                 if trust := self._trust.get(outcome.draft.sources[node]):
                     trust.record(chances[node], hit)
+        if record := self._records.get(context.request):
+            record.stake.settle(len(outcome.path) if outcome else 0)
         for drafter in self.drafters:
             drafter.commit(context, outcome)
 
@@ -225,28 +274,47 @@ class Planner:
         likeliest = sorted(range(len(draft)), key=lambda i: (-paths[i], i))
         return select(draft, sorted(likeliest[:budget]))
 
-    def _count(self, paths: Sequence[float], base: int) -> int:
-        return best_prefix(paths, self.pass_time.costs(base + len(paths)), base)
-
-    def _pay(self, contexts: Sequence[Context], plans: Sequence[Draft]) -> None:
-        """Credit the drafters with the time their nodes are expected to save, net of the rows' own time."""
+    def _afford(
+        self,
+        record: _Record,
+        draft: Draft,
+        paths: Sequence[float],
+        chosen: Sequence[int],
+        costs: Sequence[float],
+    ) -> int:
+        """How many of the chosen nodes the request's stake allows; `costs` are of a pass by draft rows."""
         step = self.pass_time.cost(1)
-        rows = sum(len(plan) for plan in plans)
-        if rows == 0:
+        prices, misses, gains, miss, gain = [], [], [], 1.0, 0.0
+        for n, node in enumerate(chosen, 1):
+            gain += paths[node]
+            if draft.parents[node] == ROOT:
+                miss -= paths[node]
+            prices.append((costs[n] - costs[0]) / step)
+            misses.append(miss)
+            gains.append(gain)
+        return record.stake.afford(prices, misses, gains)
+
+    def _credit(
+        self,
+        record: _Record,
+        draft: Draft,
+        paths: Sequence[float],
+        chosen: Sequence[int],
+        costs: Sequence[float],
+    ) -> None:
+        """Pay drafters the time that their bought nodes are expected to save, net of the rows' own time."""
+        if not chosen:
             return
-        base = len(contexts)
-        row = (self.pass_time.cost(base + rows) - self.pass_time.cost(base)) / rows
-        for context, plan in zip(contexts, plans, strict=True):
-            record = self._records.get(context.request)
-            if record is None:
-                continue
-            record.bought += len(plan)
-            earned: dict[str, float] = {}
-            for source, path in zip(plan.sources, self._paths(plan), strict=True):
-                earned[source] = earned.get(source, 0.0) + path * step - row
-            for source, seconds in earned.items():
-                if account := record.accounts.get(source):
-                    account.earn(seconds)
+        record.bought += len(chosen)
+        step = self.pass_time.cost(1)
+        row = (costs[len(chosen)] - costs[0]) / len(chosen)
+        earned: dict[str, float] = {}
+        for node in chosen:
+            source = draft.sources[node]
+            earned[source] = earned.get(source, 0.0) + paths[node] * step - row
+        for source, seconds in earned.items():
+            if account := record.accounts.get(source):
+                account.earn(seconds)
 
     def _paths(self, draft: Draft) -> list[float]:
         """[n] chance of each node to be reached and taken, as far as its drafters are trusted."""
