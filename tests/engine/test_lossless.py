@@ -120,6 +120,6 @@ def test_rejection_serves_trees_and_chains() -> None:
     truth = [1, 2, 3, *run(engine_for(rule), [1, 2, 3], SamplingParams(seed=1, max_tokens=40)).tokens]
     engine = engine_for(rule)
     for name in DRAFTERS:
-        params = SamplingParams(seed=1, max_tokens=40, verification="rejection")
+        params = SamplingParams(seed=1, max_tokens=40, ignore_eos=True, verification="rejection")
         completion = run(engine, [1, 2, 3], params, FixedPlanner(drafter_for(name, truth), 8), truth[3:])
         assert len(completion.tokens) == 40

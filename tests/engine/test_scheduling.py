@@ -20,7 +20,7 @@ from support.stub_target import StubTarget
 from support.tiny_tokenizer import VOCAB_SIZE
 
 PROMPTS = [list(b"the cat sat on the mat "), list(b"a dog ran "), list(b"abcabcabcabcabcabcabcabcabc"), [7]]
-SAMPLED = SamplingParams(temperature=1.0, seed=9, max_tokens=30)
+SAMPLED = SamplingParams(temperature=1.0, seed=9, max_tokens=30, frequency_penalty=1.5, logprobs=1)
 
 
 def plain(prompt: list[int], params: SamplingParams = GREEDY) -> Completion:
