@@ -89,6 +89,20 @@ def test_a_lazy_nucleus_has_the_winner_of_the_explicit_one(
         assert race_among(row, kept, temperature, noise, position) == expected
 
 
+def test_a_winner_below_the_guess_is_found() -> None:
+    """The best token has bad luck and so has everyone else: the first bound must give way."""
+    row = np.full(BLOCK, -8.0, np.float32)
+    row[100] = 0.0
+    noise = Noise(0, BLOCK)
+    surprises = 0
+    for position in range(3000):
+        scores = row + noise.gumbel(position, np.arange(BLOCK))
+        winner = int(scores.argmax())
+        assert race(row, 1.0, noise, position) == winner
+        surprises += scores[winner] < -1 and winner != 100
+    assert surprises > 3
+
+
 def test_a_row_gives_the_same_token_wherever_it_lies_in_memory() -> None:
     """A row among draft rows is not aligned like a row alone."""
     row = shaped("normal", 50_001, 5)
