@@ -28,7 +28,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages for the model's template."""
 
 Speculate = registry.Spec | Sequence[registry.Spec]
-"""\"auto\", \"off\", one drafter by name or as a mapping with its options, or a list of drafters."""
+"""Either "auto", "off", one drafter by name or as a mapping with its options, or a list of drafters."""
 
 _PLANNERS_KEPT = 16
 
