@@ -22,12 +22,12 @@ struct ActTile {
   const float* f;           // [cols][R]        only for floating-point weights
 };
 
-struct ActTileOut {
+struct ActTileOut {         // an array that no consumer reads is null
   int8_t* q;
   int32_t* scale;
   float *sum, *half_sum;
   int32_t *shift, *half_shift;
-  float* f;                 // null when no consumer wants floats
+  float* f;
 };
 
 // Queries of one kv head against `blocks` blocks of 16 positions (at most 16 of them, one segment).
@@ -46,12 +46,14 @@ constexpr int kSegment = 256;  // positions; segments are fixed by absolute posi
 struct Kernels {
   const char* name;
   int max_tile;
-  // out[r][16] = block . row r, for R interleaved rows
-  using TileFn = void (*)(const Weight&, const uint8_t*, const ActTile&, float*);
+  // Adds `groups` groups of a block, from `at` on, to acc[r][16] for R interleaved rows; the first call of a block
+  // starts from zero, and after the last acc holds block . row r.
+  using TileFn = void (*)(const uint8_t* at, int groups, const ActTile&, float* acc, bool first, bool last);
   TileFn (*tile_fn)(const Weight&, int rows);
   void (*quantize)(const float* x, int64_t groups, const ActTileOut&, int rows, int r);  // row r of `rows`
   float (*rms_factor)(const float* x, int64_t n, float eps);  // 1 / root mean square
   void (*scale_by)(const float* x, const float* gamma, float factor, int64_t n, float* out);  // n multiple of 16
+  void (*highest)(const float* y, int rows, float* out);      // of each row of 16
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);  // n multiple of 16
   void (*attention)(const AttentionPart&);
   // Folds a part into a running (best, sum, out); `fresh` starts from it.

@@ -78,26 +78,29 @@ inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a
   for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), add_exponent(scale, a_scale[r]), acc[r]);
 }
 
-// Asks for all lines of a group before the first is used. Blocks follow each other in memory, so the hardware's
-// prefetchers run far ahead by themselves; reaching beyond the group from here was measured to get in their way.
-template <size_t kBytes>
-inline void prefetch_all(const uint8_t* group) {
-  for (size_t line = 0; line < kBytes; line += 64) prefetch(group + line);
+// What to ask of memory before working on a group of kBytes, as measured at each number of rows. Few rows read
+// as fast as memory gives: all lines of this group at once, while the hardware's prefetchers run ahead by
+// themselves and anything farther from here gets in their way. Many rows compute for longer than a group takes
+// to arrive; then the hardware does not run far enough ahead, and 8 KiB into the second-level cache does.
+template <int R, size_t kBytes>
+inline void prefetch_group(const uint8_t* group) {
+  for (size_t line = 0; line < kBytes; line += 64) {
+    if constexpr (R < 4) prefetch(group + line);
+    else prefetch_far(group + 8192 + line);
+  }
 }
 
 template <Quant Q, Scheme S, int R>
-void tile(const Weight& w, const uint8_t* block, const ActTile& a, float* out) {
+void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first, bool last) {
   VF acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = set1(0.0f);
-  const uint8_t* q = block;
-  const int groups = static_cast<int>(w.cols / kGroup);
+  for (int r = 0; r < R; ++r) acc[r] = first ? set1(0.0f) : load(out + kLanes * r);
   SuperScale super{};
   for (int g = 0; g < groups; ++g) {
     if constexpr (super_bytes<S>() != 0) {
       if (g % 8 == 0) { super = load_super<S>(q); q += super_bytes<S>(); }
     }
     const uint8_t* s = q + group_bytes<Q>();
-    prefetch_all<group_bytes<Q>() + group_scale_bytes<S>()>(q);
+    prefetch_group<R, group_bytes<Q>() + group_scale_bytes<S>()>(q);
     const auto at = static_cast<size_t>(g) * R;
     const int8_t* row = a.q + at * kGroup;
     if constexpr (is_fine(S)) {
@@ -120,7 +123,8 @@ void tile(const Weight& w, const uint8_t* block, const ActTile& a, float* out) {
     }
     q = s + group_scale_bytes<S>();
   }
-  for (int r = 0; r < R; ++r) store(out + kLanes * r, mul(acc[r], set1(0x1p-64f)));
+  const VF back = set1(last ? 0x1p-64f : 1.0f);
+  for (int r = 0; r < R; ++r) store(out + kLanes * r, mul(acc[r], back));
 }
 
 // ------------------------------------------------------------------------------ floating-point weights
@@ -134,22 +138,20 @@ inline VF load_weight(const uint8_t* p) {
 
 // Even and odd k have accumulators of their own: two chains hide the latency of a lone row.
 template <Quant Q, Scheme, int R>
-void float_tile(const Weight& w, const uint8_t* block, const ActTile& a, float* out) {
+void float_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, bool) {
   constexpr size_t kStep = kLanes * (Q == Quant::f32 ? 4 : 2);
   VF even[R], odd[R];
   for (int r = 0; r < R; ++r) even[r] = odd[r] = set1(0.0f);
   const float* f = a.f;
-  int64_t k = 0;
-  for (; k + 1 < w.cols; k += 2, block += 2 * kStep, f += 2 * R) {
-    VF w0 = load_weight<Q>(block), w1 = load_weight<Q>(block + kStep);
+  for (int k = 0; k < groups * kGroup; k += 2, w += 2 * kStep, f += 2 * R) {
+    VF w0 = load_weight<Q>(w), w1 = load_weight<Q>(w + kStep);
     for (int r = 0; r < R; ++r) even[r] = fma(w0, set1(f[r]), even[r]);
     for (int r = 0; r < R; ++r) odd[r] = fma(w1, set1(f[R + r]), odd[r]);
   }
-  if (k < w.cols) {
-    VF w0 = load_weight<Q>(block);
-    for (int r = 0; r < R; ++r) even[r] = fma(w0, set1(f[r]), even[r]);
+  for (int r = 0; r < R; ++r) {
+    VF sum = add(even[r], odd[r]);
+    store(out + kLanes * r, first ? sum : add(load(out + kLanes * r), sum));
   }
-  for (int r = 0; r < R; ++r) store(out + kLanes * r, add(even[r], odd[r]));
 }
 
 template <Quant Q, Scheme S, int R>
@@ -202,16 +204,19 @@ void quantize(const float* x, int64_t groups, const ActTileOut& t, int rows, int
     store_bytes(bytes, low);
     store_bytes(bytes + kLanes, high);
     for (int j = 0; j < 8; ++j) std::memcpy(t.q + 4 * ((g * 8 + j) * rows + r), bytes + 4 * j, 4);
-    int32_t low_sum = reduce_add(low), high_sum = reduce_add(high);
-    float scale = bits_to_float(static_cast<uint32_t>(exponent + 64 + 127) << 23);
     int64_t at = g * rows + r, half = 2 * g * rows + r;
     t.scale[at] = (exponent + 64) * (1 << 23);
-    t.sum[at] = scale * static_cast<float>(low_sum + high_sum);
-    t.half_sum[half] = scale * static_cast<float>(low_sum);
-    t.half_sum[half + rows] = scale * static_cast<float>(high_sum);
-    t.shift[at] = -8 * (low_sum + high_sum);
-    t.half_shift[half] = -8 * low_sum;
-    t.half_shift[half + rows] = -8 * high_sum;
+    if (t.shift) t.shift[at] = -8 * reduce_add(add(low, high));
+    float scale = bits_to_float(static_cast<uint32_t>(exponent + 64 + 127) << 23);
+    if (t.sum) t.sum[at] = scale * static_cast<float>(reduce_add(add(low, high)));
+    if (t.half_shift) {
+      t.half_shift[half] = -8 * reduce_add(low);
+      t.half_shift[half + rows] = -8 * reduce_add(high);
+    }
+    if (t.half_sum) {
+      t.half_sum[half] = scale * static_cast<float>(reduce_add(low));
+      t.half_sum[half + rows] = scale * static_cast<float>(reduce_add(high));
+    }
   }
   if (t.f)
     for (int64_t k = 0; k < groups * kGroup; ++k) t.f[k * rows + r] = x[k];
@@ -225,6 +230,10 @@ float rms_factor(const float* x, int64_t n, float eps) {
 
 void scale_by(const float* x, const float* gamma, float factor, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += kLanes) store(out + i, mul(mul(load(x + i), set1(factor)), load(gamma + i)));
+}
+
+void highest(const float* y, int rows, float* out) {
+  for (int r = 0; r < rows; ++r) out[r] = reduce_max(load(y + kLanes * r));
 }
 
 void swiglu(const float* gate, const float* up, float* out, int64_t n) {
@@ -367,6 +376,6 @@ uint64_t read(const uint64_t* words, size_t n) {
 
 }  // namespace
 
-const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, quantize, rms_factor, scale_by, swiglu, attention, merge, finish, store_half16, read};
+const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, quantize, rms_factor, scale_by, highest, swiglu, attention, merge, finish, store_half16, read};
 
 }  // namespace paceline::PACELINE_NS

@@ -49,27 +49,33 @@ const Kernels& choose_kernels(const std::string& isa) {
 
 // ---------------------------------------------------------------------------------------- activations
 
-void Acts::reserve(int rows) {
-  auto n = static_cast<size_t>(rows), w = static_cast<size_t>(width);
-  q.resize(n * w);
-  for (auto* v : {&scale, &shift}) v->resize(n * w / kGroup);
-  sum.resize(n * w / kGroup);
-  half_sum.resize(n * w / 16);
-  half_shift.resize(n * w / 16);
-  if (floats) f.resize(n * w);
+void Acts::serve(const Weight& w, int rows) {
+  size_t values = static_cast<size_t>(rows) * static_cast<size_t>(width);
+  switch (w.scheme) {
+    case Scheme::half: shift.resize(values / kGroup); break;
+    case Scheme::half_min:
+    case Scheme::super_min: sum.resize(values / kGroup); break;
+    case Scheme::fine: half_shift.resize(values / 16); break;
+    case Scheme::fine_min: half_sum.resize(values / 16); break;
+    case Scheme::none: f.resize(values); break;
+  }
 }
 
-ActTile Acts::tile(int first, int) const {
-  auto n = static_cast<size_t>(first), w = static_cast<size_t>(width), g = w / kGroup;
-  return {q.data() + n * w, scale.data() + n * g,       sum.data() + n * g, half_sum.data() + 2 * n * g,
-          shift.data() + n * g, half_shift.data() + 2 * n * g, floats ? f.data() + n * w : nullptr};
+namespace {
+template <class V>
+auto* offset(V& v, size_t n) { return v.empty() ? nullptr : v.data() + n; }
+}  // namespace
+
+ActTile Acts::tile(int first) const {
+  size_t n = static_cast<size_t>(first) * static_cast<size_t>(width), g = n / kGroup;
+  return {q.data() + n,     scale.data() + g,          offset(sum, g), offset(half_sum, 2 * g),
+          offset(shift, g), offset(half_shift, 2 * g), offset(f, n)};
 }
 
 ActTileOut Acts::out(int first, int64_t group, int rows) {
-  auto n = static_cast<size_t>(first), w = static_cast<size_t>(width), g = w / kGroup;
-  auto at = static_cast<size_t>(group) * static_cast<size_t>(rows);
-  return {q.data() + n * w + at * kGroup, scale.data() + n * g + at, sum.data() + n * g + at, half_sum.data() + 2 * (n * g + at),
-          shift.data() + n * g + at, half_shift.data() + 2 * (n * g + at), floats ? f.data() + n * w + at * kGroup : nullptr};
+  size_t g = static_cast<size_t>(first) * static_cast<size_t>(width) / kGroup + static_cast<size_t>(group) * static_cast<size_t>(rows);
+  return {q.data() + g * kGroup, scale.data() + g,          offset(sum, g), offset(half_sum, 2 * g),
+          offset(shift, g),      offset(half_shift, 2 * g), offset(f, g * kGroup)};
 }
 
 // ------------------------------------------------------------------------------------------------ ops
@@ -109,15 +115,49 @@ void each_chunk(Deal& deal, int member, F f) {
   for (int first, last; deal.take(member, first, last);) f(first, last);
 }
 
+// Blocks of one matrix that are worked on together, so that a stretch of activations serves all of them.
+constexpr int kSet = 4;
+using SetResult = float[kSet][8 * kBlockRows];
+
+// A matrix with its kernels by number of rows. A tile's activations must share the first-level cache with the
+// weights that stream through it: wide matrices are walked in stretches of 8 KiB of activations.
+class Tiles {
+ public:
+  Tiles(const Program& p, const Weight& w) : w_(w) {
+    for (int n = 1; n <= p.kernels_.max_tile; ++n) by_rows_[n] = p.kernels_.tile_fn(w, n);
+  }
+  // result[i][r][16] = block i . row r, for `blocks` blocks and the rows of the tile that starts at `first`.
+  void operator()(int64_t block, int blocks, const Acts& in, int first, int rows, SetResult& result) const {
+    const ActTile a = in.tile(first);
+    auto groups = static_cast<int>(w_.cols / kGroup);
+    int stretch = w_.is_float() ? 8 : std::max(32, 256 / rows / 8 * 8);
+    for (int g = 0; g < groups; g += stretch) {
+      int count = std::min(stretch, groups - g);
+      ActTile here = shifted(a, static_cast<size_t>(g) * static_cast<size_t>(rows));
+      for (int i = 0; i < blocks; ++i)
+        by_rows_[rows](w_.data + static_cast<size_t>(block + i) * w_.block_bytes + group_offset(w_, g), count, here, result[i], g == 0,
+                       g + count == groups);
+    }
+  }
+
+ private:
+  static ActTile shifted(const ActTile& a, size_t n) {
+    auto by = [](const auto* p, size_t d) { return p ? p + d : p; };
+    return {a.q + n * kGroup, a.scale + n, by(a.sum, n), by(a.half_sum, 2 * n), by(a.shift, n), by(a.half_shift, 2 * n), by(a.f, n * kGroup)};
+  }
+
+  const Weight& w_;
+  Kernels::TileFn by_rows_[9] = {};
+};
+
 template <class F>
 void each_tile(Program& p, int rows, F f) {
   for (int first = 0; first < rows; first += p.kernels_.max_tile) f(first, std::min(p.kernels_.max_tile, rows - first));
 }
 
-// Chunks of some 32 KiB of weights, yet enough of them to balance; a multiple of `multiple` blocks.
-int chunk_of(const Program& p, int blocks, size_t block_bytes, int multiple) {
-  int wanted = static_cast<int>((size_t{32} << 10) / block_bytes), most = blocks / (p.threads() * 4);
-  return std::max(1, std::min(wanted, most) / multiple) * multiple;
+// Chunks of some 32 KiB of weights, yet enough of them to balance.
+int chunk_of(const Program& p, int units, size_t unit_bytes) {
+  return std::clamp(units / (p.threads() * 4), 1, std::max(kSet, static_cast<int>((size_t{32} << 10) / unit_bytes)));
 }
 
 class EmbedOp : public Op {
@@ -182,7 +222,7 @@ class NormOp : public Op {
   int parts_ = 1;
 };
 
-struct Part { const Weight* w; const std::vector<float>* bias; Buffer* out; int first_block; };
+struct Part { const Weight* w; Tiles tiles; const std::vector<float>* bias; Buffer* out; int first_block; };
 
 class LinearOp : public Op {
  public:
@@ -192,37 +232,44 @@ class LinearOp : public Op {
       blocks_ += static_cast<int>(part.w->blocks());
     }
   }
-  void prepare(Program& p) override { deal_.start(p.threads(), blocks_, chunk_of(p, blocks_, parts_[0].w->block_bytes, 1)); }
+  void prepare(Program& p) override { deal_.start(p.threads(), blocks_, chunk_of(p, blocks_, parts_[0].w->block_bytes)); }
   void run(Program& p, int member) override {
     int rows = p.row_count(in_.wanted);
     each_chunk(deal_, member, [&](int first, int last) {
-      for (int b = first; b < last; ++b) {
+      for (int b = first, count; b < last; b += count) {
         const Part* part = &parts_.back();
         while (part->first_block > b) --part;
-        block(p, *part, b - part->first_block, rows);
+        int end = part->first_block + static_cast<int>(part->w->blocks());
+        count = std::min({kSet, last - b, end - b});
+        set(p, *part, b - part->first_block, count, rows);
       }
     });
   }
 
  private:
-  void block(Program& p, const Part& part, int b, int rows) {
-    alignas(64) float result[8 * kBlockRows];
-    const Weight& w = *part.w;
-    const uint8_t* data = w.data + static_cast<size_t>(b) * w.block_bytes;
-    int64_t column = static_cast<int64_t>(b) * kBlockRows;
-    int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, w.rows - column));
+  void set(Program& p, const Part& part, int b, int count, int rows) {
+    alignas(64) SetResult result;
     each_tile(p, rows, [&](int first, int n) {
-      p.kernels_.tile_fn(w, n)(w, data, in_.tile(first, n), result);
-      for (int r = 0; r < n; ++r) {
-        float *out = part.out->row(first + r) + column, *y = result + r * kBlockRows;
-        if (part.bias)
-          for (int i = 0; i < lanes; ++i) y[i] += (*part.bias)[static_cast<size_t>(column + i)];
-        if (add_)
-          for (int i = 0; i < lanes; ++i) out[i] += y[i];
-        else
-          std::copy_n(y, lanes, out);
+      part.tiles(b, count, in_, first, n, result);
+      for (int i = 0; i < count; ++i) {
+        int64_t column = static_cast<int64_t>(b + i) * kBlockRows;
+        int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, part.w->rows - column));
+        const float* bias = part.bias ? part.bias->data() + column : nullptr;
+        for (int r = 0; r < n; ++r) {
+          float *out = part.out->row(first + r) + column, *y = result[i] + r * kBlockRows;
+          if (lanes == kBlockRows) finish(y, bias, out, kBlockRows);
+          else finish(y, bias, out, lanes);
+        }
       }
     });
+  }
+  inline void finish(float* y, const float* bias, float* out, int lanes) const {
+    if (bias)
+      for (int i = 0; i < lanes; ++i) y[i] += bias[i];
+    if (add_)
+      for (int i = 0; i < lanes; ++i) out[i] += y[i];
+    else
+      for (int i = 0; i < lanes; ++i) out[i] = y[i];
   }
 
   Acts& in_;
@@ -235,36 +282,40 @@ class LinearOp : public Op {
 // out = quantise(silu(gate . x) * (up . x)): two blocks make one group of 32 for the next matrix.
 class SwigluOp : public Op {
  public:
-  SwigluOp(Acts& in, const Weight& gate, const Weight& up, Acts& out) : Op("swiglu"), in_(in), gate_(gate), up_(up), out_(out) {}
+  SwigluOp(const Program& p, Acts& in, const Weight& gate, const Weight& up, Acts& out)
+      : Op("swiglu"), in_(in), gate_(gate), gate_tiles_(p, gate), up_tiles_(p, up), out_(out) {}
   void prepare(Program& p) override {
     auto groups = static_cast<int>(gate_.blocks()) / 2;
-    deal_.start(p.threads(), groups, chunk_of(p, groups, 2 * gate_.block_bytes, 1));
+    deal_.start(p.threads(), groups, chunk_of(p, groups, 4 * gate_.block_bytes));
   }
   void run(Program& p, int member) override {
     int rows = p.row_count(in_.wanted);
     each_chunk(deal_, member, [&](int first, int last) {
-      for (int g = first; g < last; ++g) group(p, 2 * g, rows);
+      for (int g = first; g < last; g += kSet / 2) set(p, g, std::min(kSet / 2, last - g), rows);
     });
   }
 
  private:
-  void group(Program& p, int b, int rows) {
-    alignas(64) float gate[8 * kBlockRows], up[8 * kBlockRows], act[8 * kGroup], half[8 * kBlockRows];
+  void set(Program& p, int g, int groups, int rows) {
+    alignas(64) SetResult gate, up;
+    alignas(64) float act[8 * kGroup], half[8 * kBlockRows];
     each_tile(p, rows, [&](int first, int n) {
-      ActTile x = in_.tile(first, n);
-      for (int h = 0; h < 2; ++h) {
-        p.kernels_.tile_fn(gate_, n)(gate_, gate_.data + static_cast<size_t>(b + h) * gate_.block_bytes, x, gate);
-        p.kernels_.tile_fn(up_, n)(up_, up_.data + static_cast<size_t>(b + h) * up_.block_bytes, x, up);
-        p.kernels_.swiglu(gate, up, half, n * kBlockRows);
-        for (int r = 0; r < n; ++r) std::copy_n(half + r * kBlockRows, kBlockRows, act + r * kGroup + h * kBlockRows);
+      gate_tiles_(2 * g, 2 * groups, in_, first, n, gate);
+      up_tiles_(2 * g, 2 * groups, in_, first, n, up);
+      for (int i = 0; i < 2 * groups; ++i) {
+        p.kernels_.swiglu(gate[i], up[i], half, n * kBlockRows);
+        for (int r = 0; r < n; ++r)
+          std::memcpy(act + r * kGroup + i % 2 * kBlockRows, half + r * kBlockRows, kBlockRows * sizeof(float));
+        if (i % 2 == 0) continue;
+        ActTileOut out = out_.out(first, g + i / 2, n);
+        for (int r = 0; r < n; ++r) p.kernels_.quantize(act + r * kGroup, 1, out, n, r);
       }
-      ActTileOut out = out_.out(first, b / 2, n);
-      for (int r = 0; r < n; ++r) p.kernels_.quantize(act + r * kGroup, 1, out, n, r);
     });
   }
 
   Acts& in_;
-  const Weight &gate_, &up_;
+  const Weight& gate_;
+  Tiles gate_tiles_, up_tiles_;
   Acts& out_;
   Deal deal_;
 };
@@ -502,16 +553,17 @@ class AttentionOp : public Op {
 
 class HeadOp : public Op {
  public:
-  HeadOp(Acts& in, const Weight& w, int threads) : Op("head"), in_(in), w_(w), best_(static_cast<size_t>(threads)) {}
+  HeadOp(const Program& p, Acts& in, const Weight& w)
+      : Op("head"), in_(in), w_(w), tiles_(p, w), best_(static_cast<size_t>(p.threads())) {}
   void prepare(Program& p) override {
     auto blocks = static_cast<int>(w_.blocks());
-    deal_.start(p.threads(), blocks, chunk_of(p, blocks, w_.block_bytes, 1));
+    deal_.start(p.threads(), blocks, chunk_of(p, blocks, w_.block_bytes));
     for (auto& b : best_) b.assign(static_cast<size_t>(p.rows_.wanted_count), {-std::numeric_limits<float>::infinity(), 0});
   }
   void run(Program& p, int member) override {
     int rows = p.rows_.wanted_count;
     each_chunk(deal_, member, [&](int first, int last) {
-      for (int b = first; b < last; ++b) block(p, b, rows, best_[static_cast<size_t>(member)]);
+      for (int b = first; b < last; b += kSet) set(p, b, std::min(kSet, last - b), rows, best_[static_cast<size_t>(member)]);
     });
     p.pool_.barrier();
     if (member == 0) decide(p);
@@ -520,26 +572,33 @@ class HeadOp : public Op {
  private:
   struct Best { float value; int32_t id; };
 
-  void block(Program& p, int b, int rows, std::vector<Best>& best) {
-    alignas(64) float result[8 * kBlockRows];
-    int64_t first_id = static_cast<int64_t>(b) * kBlockRows;
-    int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, w_.rows - first_id));
+  void set(Program& p, int b, int count, int rows, std::vector<Best>& best) {
+    alignas(64) SetResult result;
     each_tile(p, rows, [&](int first, int n) {
-      p.kernels_.tile_fn(w_, n)(w_, w_.data + static_cast<size_t>(b) * w_.block_bytes, in_.tile(first, n), result);
-      for (int r = 0; r < n; ++r) {
-        const float* y = result + r * kBlockRows;
-        Best& top = best[static_cast<size_t>(first + r)];
-        float highest = y[0];
-        for (int i = 1; i < lanes; ++i) highest = y[i] > highest ? y[i] : highest;
-        if (highest >= top.value) {
-          int i = 0;
-          while (y[i] != highest) ++i;
-          auto id = static_cast<int32_t>(first_id) + i;
-          if (highest > top.value || id < top.id) top = {highest, id};
-        }
-        if (p.rows_.logits) std::copy_n(y, lanes, p.rows_.logits + (first + r) * w_.rows + first_id);
-      }
+      tiles_(b, count, in_, first, n, result);
+      for (int i = 0; i < count; ++i) block(p, static_cast<int64_t>(b + i) * kBlockRows, first, n, result[i], best.data() + first);
     });
+  }
+  // Logits of the ids from first_id on, for n rows.
+  void block(Program& p, int64_t first_id, int first, int n, float* result, Best* best) {
+    float highest[8];
+    int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, w_.rows - first_id));
+    for (int r = 0; r < n; ++r)
+      for (int i = lanes; i < kBlockRows; ++i) result[r * kBlockRows + i] = -std::numeric_limits<float>::infinity();
+    p.kernels_.highest(result, n, highest);
+    for (int r = 0; r < n; ++r) {
+      const float* y = result + r * kBlockRows;
+      if (highest[r] >= best[r].value) update(best[r], y, highest[r], first_id);
+      if (p.rows_.logits) std::memcpy(p.rows_.logits + (first + r) * w_.rows + first_id, y, sizeof(float) * static_cast<size_t>(lanes));
+    }
+  }
+  static void update(Best& best, const float* y, float highest, int64_t first_id) {
+    for (int i = 0; i < kBlockRows; ++i) {
+      auto id = static_cast<int32_t>(first_id) + i;
+      if (y[i] != highest) continue;
+      if (highest > best.value || id < best.id) best = {highest, id};
+      return;
+    }
   }
   // Equal bests go to the lowest id, whoever found them.
   void decide(Program& p) {
@@ -553,6 +612,7 @@ class HeadOp : public Op {
 
   Acts& in_;
   const Weight& w_;
+  Tiles tiles_;
   Deal deal_;
   std::vector<std::vector<Best>> best_;
 };
@@ -612,7 +672,8 @@ int Program::acts(int64_t width, bool wanted) {
   auto a = std::make_unique<Acts>();
   a->width = width;
   a->wanted = wanted;
-  a->reserve(shape_.max_rows);
+  a->q.resize(static_cast<size_t>(shape_.max_rows) * static_cast<size_t>(width));
+  a->scale.resize(a->q.size() / kGroup);
   acts_.push_back(std::move(a));
   return static_cast<int>(acts_.size()) - 1;
 }
@@ -635,9 +696,9 @@ void Program::linear(int in, const std::vector<int>& weights, const std::vector<
   Acts& a = at(acts_, in);
   for (size_t i = 0; i < weights.size(); ++i) {
     const Weight& w = at(weights_, weights[i]);
-    if (w.is_float() && !a.floats) { a.floats = true; a.reserve(shape_.max_rows); }
+    a.serve(w, shape_.max_rows);
     pass_bytes_ += w.bytes();
-    parts.push_back({&w, biases[i] < 0 ? nullptr : &vectors_.at(static_cast<size_t>(biases[i])), &at(buffers_, outs[i]), 0});
+    parts.push_back({&w, Tiles(*this, w), biases[i] < 0 ? nullptr : &vectors_.at(static_cast<size_t>(biases[i])), &at(buffers_, outs[i]), 0});
   }
   ops_.push_back(std::make_unique<LinearOp>(a, std::move(parts), add));
 }
@@ -645,9 +706,10 @@ void Program::linear(int in, const std::vector<int>& weights, const std::vector<
 void Program::swiglu(int in, int gate, int up, int out) {
   Acts& a = at(acts_, in);
   const Weight &g = at(weights_, gate), &u = at(weights_, up);
-  if ((g.is_float() || u.is_float()) && !a.floats) { a.floats = true; a.reserve(shape_.max_rows); }
+  a.serve(g, shape_.max_rows);
+  a.serve(u, shape_.max_rows);
   pass_bytes_ += g.bytes() + u.bytes();
-  ops_.push_back(std::make_unique<SwigluOp>(a, g, u, at(acts_, out)));
+  ops_.push_back(std::make_unique<SwigluOp>(*this, a, g, u, at(acts_, out)));
 }
 
 int Program::angles(std::vector<double> frequencies, float magnitude) {
@@ -670,10 +732,10 @@ void Program::attention(int layer, int q, int out) { ops_.push_back(std::make_un
 void Program::head(int in, int weight) {
   Acts& a = at(acts_, in);
   const Weight& w = at(weights_, weight);
-  if (w.is_float() && !a.floats) { a.floats = true; a.reserve(shape_.max_rows); }
+  a.serve(w, shape_.max_rows);
   pass_bytes_ += w.bytes();
   vocabulary_ = w.rows;
-  ops_.push_back(std::make_unique<HeadOp>(a, w, threads()));
+  ops_.push_back(std::make_unique<HeadOp>(*this, a, w));
 }
 
 // ------------------------------------------------------------------------------------------------ passes

@@ -45,16 +45,16 @@ struct Buffer {
   float* row(int64_t r) { return data.data() + r * width; }
 };
 
-// Quantised rows, tile by tile as in ActTile.
+// Quantised rows, tile by tile as in ActTile; only the arrays that some consumer reads are kept.
 struct Acts {
   int64_t width;
   bool wanted;
-  bool floats = false;  // some consumer has floating-point weights
   std::vector<int8_t> q;
   std::vector<float> sum, half_sum, f;
   std::vector<int32_t> scale, shift, half_shift;
-  void reserve(int rows);
-  ActTile tile(int first, int rows) const;
+  // Makes room for what a matrix of this kind reads.
+  void serve(const Weight& consumer, int rows);
+  ActTile tile(int first) const;
   ActTileOut out(int first, int64_t group, int rows);
 };
 

@@ -55,6 +55,7 @@ inline VF load_s8(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 inline VI set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline VI add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline VI shift_left(VI a, int n) { return {_mm512_slli_epi32(a.v, n)}; }
 inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline VI to_int(VF a) { return {_mm512_cvtps_epi32(a.v)}; }
@@ -98,6 +99,7 @@ inline VI dot4(VI acc, VB w, const int8_t* a) {
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(word))};
 }
 inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 #elif PACELINE_ISA == 1  // ------------------------------------------------------------ AVX2, FMA, F16C
 
@@ -143,6 +145,7 @@ inline VF load_s8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(p + 8)))};
 }
 inline VI set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline VI add(VI x, VI y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline VI shift_left(VI x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
 inline VF to_float(VI x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline VI to_int(VF x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -229,6 +232,7 @@ inline VI dot4(VI acc, VB w, const int8_t* p) {
   }
 }
 inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 #else  // -------------------------------------------------------------------------------- portable C++
 
@@ -257,6 +261,7 @@ inline VF load_bf16(const uint16_t* p) { return each([&](int i) { return bf16_to
 inline VF load_u8(const uint8_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
 inline VF load_s8(const uint8_t* p) { return each([&](int i) { return static_cast<float>(static_cast<int8_t>(p[i])); }); }
 inline VI set1(int32_t x) { VI r; for (int32_t& e : r.v) e = x; return r; }
+inline VI add(VI a, VI b) { for (int i = 0; i < 16; ++i) a.v[i] += b.v[i]; return a; }
 inline VI shift_left(VI a, int n) { for (int32_t& e : a.v) e = static_cast<int32_t>(static_cast<uint32_t>(e) << n); return a; }
 inline VF to_float(VI a) { return each([&](int i) { return static_cast<float>(a.v[i]); }); }
 inline VI to_int(VF a) {
@@ -307,6 +312,7 @@ inline VI dot4(VI acc, VB w, const int8_t* a) {
   return acc;
 }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #endif
 

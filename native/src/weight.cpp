@@ -162,12 +162,12 @@ constexpr size_t header_bytes(Scheme s) {
 
 constexpr int64_t kGroups = kSuper / kGroup;  // groups of a super-block
 
-// Offsets within a block: of the header before group g's super-block, and of the group itself.
+// Offset within a block of the header before group g's super-block.
 size_t header_offset(const Weight& w, int64_t g) {
   size_t group = group_quant_bytes(w.quant) + group_scale_bytes(w.scheme);
   return static_cast<size_t>(g / kGroups) * (header_bytes(w.scheme) + kGroups * group);
 }
-size_t group_offset(const Weight& w, int64_t g) {
+size_t quants_offset(const Weight& w, int64_t g) {
   size_t group = group_quant_bytes(w.quant) + group_scale_bytes(w.scheme);
   return header_offset(w, g) + header_bytes(w.scheme) + static_cast<size_t>(g % kGroups) * group;
 }
@@ -225,7 +225,7 @@ void pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
     decode(w.type, file + f * row.file.bytes, plain);
     for (int64_t i = 0; i < groups_per_file_block; ++i) {
       int64_t g = f * groups_per_file_block + i;
-      uint8_t* quants = block + group_offset(w, g);
+      uint8_t* quants = block + quants_offset(w, g);
       put_group_quants(w.quant, plain.u + kGroup * i, quants, lane);
       put_group_scales(w.scheme, plain, static_cast<int>(i), quants + group_quant_bytes(w.quant), block + header_offset(w, g), lane);
     }
@@ -239,7 +239,7 @@ void pack_float_row(const Weight& w, const uint8_t* file, uint8_t* block, int la
 }
 
 int stored(const Weight& w, const uint8_t* block, int64_t k, int lane) {
-  const uint8_t* q = block + group_offset(w, k / kGroup);
+  const uint8_t* q = block + quants_offset(w, k / kGroup);
   int within = static_cast<int>(k % kGroup), vector = within / 4, byte = 4 * lane + within % 4;
   if (w.quant == Quant::u8) return q[64 * vector + byte];
   int nibble = vector < 4 ? q[64 * vector + byte] & 15 : q[64 * (vector - 4) + byte] >> 4;
@@ -251,7 +251,7 @@ struct ScaleMin { float scale, min; };
 
 ScaleMin scale_of(const Weight& w, const uint8_t* block, int64_t k, int lane) {
   int half = static_cast<int>(k % kGroup / 16);
-  const uint8_t* s = block + group_offset(w, k / kGroup) + group_quant_bytes(w.quant);
+  const uint8_t* s = block + quants_offset(w, k / kGroup) + group_quant_bytes(w.quant);
   const uint8_t* header = block + header_offset(w, k / kGroup);
   auto f16 = [lane](const uint8_t* p) { return half_to_float(read16(p + 2 * lane)); };
   switch (w.scheme) {
@@ -265,16 +265,21 @@ ScaleMin scale_of(const Weight& w, const uint8_t* block, int64_t k, int lane) {
 
 }  // namespace
 
+size_t group_offset(const Weight& w, int64_t g) {
+  if (w.is_float()) return w.block_bytes / static_cast<size_t>(w.cols / kGroup) * static_cast<size_t>(g);
+  return g % kGroups ? quants_offset(w, g) : header_offset(w, g);
+}
+
 FileBlock file_block(int type) { return type_row(type).file; }
 
 Weight describe_weight(int type, int64_t rows, int64_t cols) {
   const TypeRow& row = type_row(type);
-  if (rows < 1 || cols < 1 || cols % row.file.values || (row.scheme != Scheme::none && cols % kGroup))
+  if (rows < 1 || cols < 1 || cols % row.file.values || cols % kGroup)
     throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) +
                                 " cannot be cut into blocks of " + std::to_string(row.file.values));
   Weight w{rows, cols, row.quant, row.scheme, type, 0, nullptr};
   if (w.is_float()) w.block_bytes = static_cast<size_t>(cols) * kBlockRows * static_cast<size_t>(row.file.bytes);
-  else w.block_bytes = group_offset(w, cols / kGroup) - (cols % kSuper ? 0 : header_bytes(row.scheme));
+  else w.block_bytes = group_offset(w, cols / kGroup);
   return w;
 }
 

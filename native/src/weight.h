@@ -46,6 +46,9 @@ struct Weight {
   bool is_float() const { return scheme == Scheme::none; }
 };
 
+// Offset of group g within a block, header included when g begins a super-block.
+size_t group_offset(const Weight& weight, int64_t g);
+
 // Geometry of a ggml type: k-values and bytes of a file block; throws std::invalid_argument if unknown.
 struct FileBlock { int values; int bytes; };
 FileBlock file_block(int type);
