@@ -88,7 +88,9 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _check(f"logit_bias[{token}]", bias, -1e4, 1e4)
         if any(not s for s in self.stop):
-            raise RequestError("stop holds an empty string", "remove it; every text contains the empty string")
+            raise RequestError(
+                "stop holds an empty string", "remove it; every text contains the empty string"
+            )
         if self.verification not in ("coupled", "rejection"):
             raise RequestError(f"verification is {self.verification!r}", "use 'coupled' or 'rejection'")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -166,7 +168,11 @@ class Draft:
 
     @classmethod
     def chain(
-        cls, tokens: Sequence[int], chances: Sequence[float], source: str, buckets: Sequence[int] | None = None
+        cls,
+        tokens: Sequence[int],
+        chances: Sequence[float],
+        source: str,
+        buckets: Sequence[int] | None = None,
     ) -> Draft:
         n = len(tokens)
         return cls(

@@ -60,7 +60,8 @@ class DecoderConfig:
         kv_heads = keys.count("attention.head_count_kv", heads)
         if heads % kv_heads or (width % heads and "attention.key_length" not in keys):
             raise ModelFileError(
-                f"{heads} heads, {kv_heads} key-value heads and width {width} do not divide", "the file is damaged"
+                f"{heads} heads, {kv_heads} key-value heads and width {width} do not divide",
+                "the file is damaged",
             )
         head_dim = keys.count("attention.key_length", width // heads)
         if keys.count("attention.value_length", head_dim) != head_dim:
@@ -111,7 +112,9 @@ class _Keys:
     def positive(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name, default)
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-            raise ModelFileError(f"{self.architecture}.{name} is {value!r}, not a positive number", "the file is damaged")
+            raise ModelFileError(
+                f"{self.architecture}.{name} is {value!r}, not a positive number", "the file is damaged"
+            )
         return float(value)
 
 
@@ -124,7 +127,8 @@ def _refuse_unknown(keys: _Keys) -> None:
             )
     if keys.values.get("expert_count"):
         raise UnsupportedModelError(
-            f"the model has {keys.values['expert_count']} experts per layer", "mixtures of experts do not run here yet"
+            f"the model has {keys.values['expert_count']} experts per layer",
+            "mixtures of experts do not run here yet",
         )
 
 
@@ -135,7 +139,9 @@ def _check_geometry(width: int, head_dim: int, rope_dim: int, group: int) -> Non
             "widths must be multiples of 32, head sizes of 16, and at most 64 heads share keys",
         )
     if rope_dim % 2 or rope_dim > head_dim:
-        raise ModelFileError(f"{rope_dim} of {head_dim} dimensions rotate", "give an even number up to the head size")
+        raise ModelFileError(
+            f"{rope_dim} of {head_dim} dimensions rotate", "give an even number up to the head size"
+        )
 
 
 def _linear_factor(keys: _Keys) -> float:
@@ -143,5 +149,7 @@ def _linear_factor(keys: _Keys) -> float:
     if kind == "none":
         return 1.0
     if kind != "linear":
-        raise UnsupportedModelError(f"rope scaling {kind!r}", "only none, linear and Llama 3 factors run here yet")
+        raise UnsupportedModelError(
+            f"rope scaling {kind!r}", "only none, linear and Llama 3 factors run here yet"
+        )
     return keys.positive("rope.scaling.factor", keys.values.get("rope.scale_linear", 1.0))

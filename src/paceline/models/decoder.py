@@ -17,7 +17,9 @@ from paceline.models.tensors import Tensors
 from paceline.native import Program
 
 
-def record(program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: int, interleaved: bool) -> None:
+def record(
+    program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: int, interleaved: bool
+) -> None:
     """Record a whole decoder.
 
     Args:

@@ -33,7 +33,9 @@ class NativeTarget:
     page_size = PAGE_SIZE
     max_rows = MAX_ROWS
 
-    def __init__(self, program: Program, config: DecoderConfig, *, vocab_size: int, context_limit: int, pages: int) -> None:
+    def __init__(
+        self, program: Program, config: DecoderConfig, *, vocab_size: int, context_limit: int, pages: int
+    ) -> None:
         self._program = program
         self.config = config
         self.vocab_size = vocab_size
@@ -71,7 +73,9 @@ class NativeTarget:
         """
         metadata = file.metadata
         if "general.architecture" not in metadata:
-            raise ModelFileError("the file does not name its architecture", "it is no model; check what was downloaded")
+            raise ModelFileError(
+                "the file does not name its architecture", "it is no model; check what was downloaded"
+            )
         record = recorder(str(metadata["general.architecture"]))
         config = DecoderConfig.from_metadata(metadata)
         vocab = _vocabulary(file)
@@ -100,13 +104,23 @@ class NativeTarget:
         argmax: Ids = np.empty(count, np.int32)
         logits = self._logits_for(count) if rows.logits else None
         self._program.run(
-            rows.tokens, rows.positions, rows.slots, rows.parents, rows.sequences, rows.tables, rows.wanted, argmax, logits
-        )  # fmt: skip
+            rows.tokens,
+            rows.positions,
+            rows.slots,
+            rows.parents,
+            rows.sequences,
+            rows.tables,
+            rows.wanted,
+            argmax,
+            logits,
+        )
         return Output(argmax, None if logits is None else logits[:count])
 
     def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy cache entries from slot to slot of one sequence, in order."""
-        self._program.move(np.asarray(table, np.int32), np.asarray(sources, np.int32), np.asarray(targets, np.int32))
+        self._program.move(
+            np.asarray(table, np.int32), np.asarray(sources, np.int32), np.asarray(targets, np.int32)
+        )
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a whole cache page."""
@@ -134,7 +148,9 @@ class NativeTarget:
 def _vocabulary(file: GGUFFile) -> int:
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
-        raise ModelFileError("the file has no token embedding", "it is incomplete; convert or download it again")
+        raise ModelFileError(
+            "the file has no token embedding", "it is incomplete; convert or download it again"
+        )
     return info.shape[0]
 
 
@@ -167,7 +183,9 @@ def _free_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    free = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if "kB" in line}.get("MemAvailable")
+    free = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if "kB" in line}.get(
+        "MemAvailable"
+    )
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
@@ -182,7 +200,9 @@ def _threads(wanted: int | None) -> int:
     if wanted is None:
         return physical_cores()
     if not 1 <= wanted <= 256:
-        raise UsageError(f"threads is {wanted}", "give a value from 1 to 256; None means one per physical core")
+        raise UsageError(
+            f"threads is {wanted}", "give a value from 1 to 256; None means one per physical core"
+        )
     return wanted
 
 
@@ -192,7 +212,9 @@ def physical_cores() -> int:
     cores = set()
     for cpu in allowed:
         try:
-            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+            siblings = (
+                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+            )
         except OSError:
             siblings = str(cpu)
         cores.add(siblings)
@@ -205,5 +227,7 @@ def _isa(wanted: str | None) -> str:
     if name not in known:
         raise UsageError(f"kernel set {name!r} does not exist", suggest(name, known))
     if name != "auto" and name not in instruction_sets():
-        raise ResourceError(f"this CPU cannot run the {name} kernels", f"use one of: {', '.join(instruction_sets())}")
+        raise ResourceError(
+            f"this CPU cannot run the {name} kernels", f"use one of: {', '.join(instruction_sets())}"
+        )
     return name

@@ -53,13 +53,17 @@ class Tensors:
             shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
             raise UnsupportedModelError(
                 f"the file has tensors this architecture does not use: {shown}",
-                "running the model without them would change its text; update Paceline or use another conversion",
+                "without them the model would write other text; update Paceline or use another conversion",
             )
 
     def _expect(self, name: str, shape: tuple[int, ...]) -> None:
         info = self.file.tensors.get(name)
         if info is None:
-            raise ModelFileError(f"the file has no tensor {name}", "it is incomplete; convert or download it again")
+            raise ModelFileError(
+                f"the file has no tensor {name}", "it is incomplete; convert or download it again"
+            )
         if info.shape != shape:
-            raise ModelFileError(f"{name} is {info.shape}, expected {shape}", "the file is damaged; download it again")
+            raise ModelFileError(
+                f"{name} is {info.shape}, expected {shape}", "the file is damaged; download it again"
+            )
         self._taken.add(name)
