@@ -80,14 +80,13 @@ double read_bandwidth(int threads) {
   constexpr size_t kBytes = size_t{512} << 20;
   paceline::Memory memory(kBytes);
   std::memset(memory.data(), 1, kBytes);
-  paceline::Pool pool(threads);
   const auto* words = reinterpret_cast<const uint64_t*>(memory.data());
   size_t share = kBytes / 8 / static_cast<size_t>(threads);
   std::atomic<uint64_t> sink{0};
   double best = 0;
   for (int sweep = 0; sweep < 6; ++sweep) {
     auto start = std::chrono::steady_clock::now();
-    pool.run([&](int m) { sink += paceline::choose_kernels("auto").read(words + static_cast<size_t>(m) * share, share); });
+    paceline::together(threads, [&](int m) { sink += paceline::choose_kernels("auto").read(words + static_cast<size_t>(m) * share, share); });
     std::chrono::duration<double> t = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(share) * 8 * threads / t.count());
   }

@@ -1,8 +1,8 @@
-// A team of threads that runs one function on every member, and a barrier between its phases.
+// Threads that walk one job again and again, together with the caller.
 //
-// The members spin for a short while after each job, since the next pass comes within microseconds while
-// text is being written; then they sleep. A spinning barrier gives its time slice away when a partner is late,
-// so that more threads than cores cost speed and not progress.
+// The members spin for a short while after each round, since the next pass comes within microseconds while text
+// is being written; then they sleep. Nobody waits for a member: the caller returns when its own part of the round
+// is done, and the job sees to it that all work is. A member that oversleeps joins late, perhaps in a later round.
 #pragma once
 
 #include <atomic>
@@ -11,32 +11,54 @@
 #include <thread>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace paceline {
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins for tens of microseconds, longer than members are apart in a pass, and then gives its time slices away:
+// whoever is waited for may need this very core.
+template <class Done>
+void spin_until(Done done) {
+  constexpr int kSpins = 2000;
+  for (int i = 0; !done(); ++i) i < kSpins ? pause() : std::this_thread::yield();
+}
 
 class Pool {
  public:
-  explicit Pool(int threads);
+  using Job = std::function<void(int member, uint32_t round)>;
+
+  Pool(int threads, Job job);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   int threads() const { return threads_; }
-  // Calls job(member) once on every member, the caller being member 0; returns when all are done.
-  void run(const std::function<void(int)>& job);
-  // To be called by every member from within a job.
-  void barrier();
+  // Number of the round that start() will begin.
+  uint32_t next() const { return round_.load(std::memory_order_relaxed) + 1; }
+  // Begins a round and takes part in it as member 0.
+  void start();
 
  private:
   void serve(int member);
 
   int threads_;
-  const std::function<void(int)>* job_ = nullptr;
-  alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<uint32_t> waiting_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
-  alignas(64) std::atomic<int> running_{0};
+  Job job_;
+  alignas(64) std::atomic<uint32_t> round_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> members_;
 };
+
+// Calls job(member) once on each of `threads` threads, the caller being member 0; returns when all are done.
+void together(int threads, const std::function<void(int)>& job);
 
 }  // namespace paceline

@@ -80,40 +80,53 @@ ActTileOut Acts::out(int first, int64_t group, int rows) {
 
 // ------------------------------------------------------------------------------------------------ ops
 
-void Deal::start(int members, int units, int chunk) {
+namespace {
+// pass (20 bits), end (22), next (22)
+constexpr uint64_t kMask = (1u << 22) - 1;
+constexpr uint64_t packed(uint32_t pass, uint64_t end, uint64_t next) {
+  return static_cast<uint64_t>(pass & 0xfffff) << 44 | end << 22 | next;
+}
+}  // namespace
+
+void Deal::start(uint32_t pass, int members, Cut cut) {
   if (members_ != members) ranges_ = std::make_unique<Range[]>(static_cast<size_t>(members));
   members_ = members;
-  chunk_ = chunk;
-  int chunks = (units + chunk - 1) / chunk;
+  chunk_.store(cut.chunk, std::memory_order_relaxed);
+  left_.store(packed(pass, 0, static_cast<uint64_t>(cut.units)), std::memory_order_relaxed);
+  int chunks = (cut.units + cut.chunk - 1) / cut.chunk;
   for (int m = 0; m < members; ++m) {
-    ranges_[static_cast<size_t>(m)].next.store(chunks * m / members * chunk, std::memory_order_relaxed);
-    ranges_[static_cast<size_t>(m)].end = std::min(units, chunks * (m + 1) / members * chunk);
+    int next = chunks * m / members * cut.chunk, end = std::min(cut.units, chunks * (m + 1) / members * cut.chunk);
+    ranges_[static_cast<size_t>(m)].state.store(packed(pass, static_cast<uint64_t>(end), static_cast<uint64_t>(next)), std::memory_order_release);
   }
 }
 
-bool Deal::take(int member, int& first, int& last) {
+bool Deal::take(uint32_t pass, int member, int& first, int& last) {
   for (int i = 0; i < members_; ++i) {
-    Range& range = ranges_[static_cast<size_t>((member + i) % members_)];
-    if (range.next.load(std::memory_order_relaxed) >= range.end) continue;
-    first = range.next.fetch_add(chunk_, std::memory_order_relaxed);
-    last = std::min(first + chunk_, range.end);
-    if (first < range.end) return true;
+    std::atomic<uint64_t>& state = ranges_[static_cast<size_t>((member + i) % members_)].state;
+    uint64_t now = state.load(std::memory_order_acquire);
+    for (;;) {
+      uint64_t end = now >> 22 & kMask, next = now & kMask;
+      if (now >> 44 != (pass & 0xfffff) || next >= end) break;
+      uint64_t to = std::min(end, next + static_cast<uint64_t>(chunk_.load(std::memory_order_relaxed)));
+      if (!state.compare_exchange_weak(now, packed(pass, end, to), std::memory_order_acq_rel)) continue;
+      first = static_cast<int>(next);
+      last = static_cast<int>(to);
+      return true;
+    }
   }
   return false;
 }
 
+bool Deal::wait(uint32_t pass) const {
+  uint64_t now = 0;
+  spin_until([&] {
+    now = left_.load(std::memory_order_acquire);
+    return now >> 44 != (pass & 0xfffff) || (now & kMask) == 0;
+  });
+  return now >> 44 == (pass & 0xfffff);
+}
+
 namespace {
-
-// Rows are dealt to members in turn: there are few, and each costs the same.
-template <class F>
-void each_row(Program& p, int rows, int member, F f) {
-  for (int r = member; r < rows; r += p.threads()) f(r);
-}
-
-template <class F>
-void each_chunk(Deal& deal, int member, F f) {
-  for (int first, last; deal.take(member, first, last);) f(first, last);
-}
 
 // Blocks of one matrix that are worked on together, so that a stretch of activations serves all of them.
 constexpr int kSet = 4;
@@ -163,13 +176,14 @@ int chunk_of(const Program& p, int units, size_t unit_bytes) {
 class EmbedOp : public Op {
  public:
   EmbedOp(const Weight& w, Buffer& out, float scale) : Op("embed"), w_(w), out_(out), scale_(scale) {}
-  void run(Program& p, int member) override {
-    each_row(p, p.rows_.count, member, [&](int r) {
+  Cut plan(Program& p) override { return {p.rows_.count, 1}; }
+  void work(Program& p, int, int first, int last) override {
+    for (int r = first; r < last; ++r) {
       float* x = out_.row(r);
       unpack_row(w_, p.rows_.tokens[r], x);
       if (scale_ != 1.0f)
         for (int64_t i = 0; i < out_.width; ++i) x[i] *= scale_;
-    });
+    }
   }
 
  private:
@@ -184,15 +198,13 @@ class NormOp : public Op {
  public:
   NormOp(Buffer& in, const std::vector<float>* gamma, float eps, Acts& out)
       : Op(gamma ? "norm" : "quantize"), in_(in), gamma_(gamma), eps_(eps), out_(out) {}
-  void prepare(Program& p) override {
+  Cut plan(Program& p) override {
     int tiles = (p.row_count(out_.wanted) + p.kernels_.max_tile - 1) / p.kernels_.max_tile;
     parts_ = tiles >= 4 * p.threads() ? 1 : p.threads();
-    deal_.start(p.threads(), tiles * parts_, 1);
+    return {tiles * parts_, 1};
   }
-  void run(Program& p, int member) override {
-    each_chunk(deal_, member, [&](int first, int last) {
-      for (int u = first; u < last; ++u) part(p, u / parts_ * p.kernels_.max_tile, u % parts_);
-    });
+  void work(Program& p, int, int first, int last) override {
+    for (int u = first; u < last; ++u) part(p, u / parts_ * p.kernels_.max_tile, u % parts_);
   }
 
  private:
@@ -218,7 +230,6 @@ class NormOp : public Op {
   const std::vector<float>* gamma_;
   float eps_;
   Acts& out_;
-  Deal deal_;
   int parts_ = 1;
 };
 
@@ -232,18 +243,15 @@ class LinearOp : public Op {
       blocks_ += static_cast<int>(part.w->blocks());
     }
   }
-  void prepare(Program& p) override { deal_.start(p.threads(), blocks_, chunk_of(p, blocks_, parts_[0].w->block_bytes)); }
-  void run(Program& p, int member) override {
-    int rows = p.row_count(in_.wanted);
-    each_chunk(deal_, member, [&](int first, int last) {
-      for (int b = first, count; b < last; b += count) {
-        const Part* part = &parts_.back();
-        while (part->first_block > b) --part;
-        int end = part->first_block + static_cast<int>(part->w->blocks());
-        count = std::min({kSet, last - b, end - b});
-        set(p, *part, b - part->first_block, count, rows);
-      }
-    });
+  Cut plan(Program& p) override { return {blocks_, chunk_of(p, blocks_, parts_[0].w->block_bytes)}; }
+  void work(Program& p, int, int first, int last) override {
+    for (int b = first, count; b < last; b += count) {
+      const Part* part = &parts_.back();
+      while (part->first_block > b) --part;
+      int end = part->first_block + static_cast<int>(part->w->blocks());
+      count = std::min({kSet, last - b, end - b});
+      set(p, *part, b - part->first_block, count, p.row_count(in_.wanted));
+    }
   }
 
  private:
@@ -274,7 +282,6 @@ class LinearOp : public Op {
 
   Acts& in_;
   std::vector<Part> parts_;
-  Deal deal_;
   int blocks_ = 0;
   bool add_;
 };
@@ -284,15 +291,12 @@ class SwigluOp : public Op {
  public:
   SwigluOp(const Program& p, Acts& in, const Weight& gate, const Weight& up, Acts& out)
       : Op("swiglu"), in_(in), gate_(gate), gate_tiles_(p, gate), up_tiles_(p, up), out_(out) {}
-  void prepare(Program& p) override {
+  Cut plan(Program& p) override {
     auto groups = static_cast<int>(gate_.blocks()) / 2;
-    deal_.start(p.threads(), groups, chunk_of(p, groups, 4 * gate_.block_bytes));
+    return {groups, chunk_of(p, groups, 4 * gate_.block_bytes)};
   }
-  void run(Program& p, int member) override {
-    int rows = p.row_count(in_.wanted);
-    each_chunk(deal_, member, [&](int first, int last) {
-      for (int g = first; g < last; g += kSet / 2) set(p, g, std::min(kSet / 2, last - g), rows);
-    });
+  void work(Program& p, int, int first, int last) override {
+    for (int g = first; g < last; g += kSet / 2) set(p, g, std::min(kSet / 2, last - g), p.row_count(in_.wanted));
   }
 
  private:
@@ -317,22 +321,22 @@ class SwigluOp : public Op {
   const Weight& gate_;
   Tiles gate_tiles_, up_tiles_;
   Acts& out_;
-  Deal deal_;
 };
 
 class AnglesOp : public Op {
  public:
   explicit AnglesOp(Angles& angles) : Op("rope"), angles_(angles) {}
-  void run(Program& p, int member) override {
+  Cut plan(Program& p) override { return {p.rows_.count, 1}; }
+  void work(Program& p, int, int first, int last) override {
     size_t half = angles_.frequencies.size();
-    each_row(p, p.rows_.count, member, [&](int r) {
+    for (int r = first; r < last; ++r) {
       float* out = angles_.values.data() + static_cast<size_t>(r) * 2 * half;
       for (size_t i = 0; i < half; ++i) {
         double a = angles_.frequencies[i] * p.rows_.positions[r];
         out[i] = static_cast<float>(std::cos(a)) * angles_.magnitude;
         out[half + i] = static_cast<float>(std::sin(a)) * angles_.magnitude;
       }
-    });
+    }
   }
 
  private:
@@ -345,16 +349,12 @@ class RopeOp : public Op {
  public:
   RopeOp(int layer, Buffer& q, Buffer& k, Buffer& v, const Angles& angles, bool interleaved, float query_scale)
       : Op("rope"), layer_(layer), q_(q), k_(k), v_(v), angles_(angles), interleaved_(interleaved), query_scale_(query_scale) {}
-  void prepare(Program& p) override {
-    deal_.start(p.threads(), (p.rows_.count + kRows - 1) / kRows * p.shape_.kv_heads, 1);
-  }
-  void run(Program& p, int member) override {
-    each_chunk(deal_, member, [&](int first, int last) {
-      for (int u = first; u < last; ++u) {
-        int row = u / p.shape_.kv_heads * kRows;
-        for (int r = row; r < std::min(row + kRows, p.rows_.count); ++r) head(p, r, u % p.shape_.kv_heads);
-      }
-    });
+  Cut plan(Program& p) override { return {(p.rows_.count + kRows - 1) / kRows * p.shape_.kv_heads, 1}; }
+  void work(Program& p, int, int first, int last) override {
+    for (int u = first; u < last; ++u) {
+      int row = u / p.shape_.kv_heads * kRows;
+      for (int r = row; r < std::min(row + kRows, p.rows_.count); ++r) head(p, r, u % p.shape_.kv_heads);
+    }
   }
 
  private:
@@ -398,7 +398,6 @@ class RopeOp : public Op {
   const Angles& angles_;
   bool interleaved_;
   float query_scale_;
-  Deal deal_;
 };
 
 // Context is walked in segments of 256 positions, fixed by absolute position, and folded in order. Whether the
@@ -407,32 +406,31 @@ class AttentionOp : public Op {
  public:
   AttentionOp(int layer, Buffer& q, Buffer& out) : Op("attention"), layer_(layer), q_(q), out_(out) {}
 
-  void prepare(Program& p) override {
+  Cut plan(Program& p) override {
     const Shape& s = p.shape_;
     segments_ = 1;
     for (const RowTile& t : p.tiles_) segments_ = std::max(segments_, p.rows_.positions[t.first + t.count - 1] / kSegment + 1);
     int units = static_cast<int>(p.tiles_.size()) * s.kv_heads;
     split_ = segments_ > 1 && units < 4 * p.threads() && units % p.threads();
-    deal_.start(p.threads(), units * (split_ ? segments_ : 1), 1);
-    if (split_) {
-      int queries = p.rows_.count * s.heads;
-      fold_deal_.start(p.threads(), queries, 4);
-      parts_.resize(static_cast<size_t>(queries) * static_cast<size_t>(segments_) * static_cast<size_t>(s.head_dim + 2));
-    }
+    if (split_) parts_.resize(static_cast<size_t>(p.rows_.count * s.heads * segments_) * static_cast<size_t>(s.head_dim + 2));
+    return {units * (split_ ? segments_ : 1), 1};
   }
-
-  void run(Program& p, int member) override {
+  void work(Program& p, int, int u, int) override {
+    int pieces = split_ ? segments_ : 1, unit_of = u / pieces;
+    unit(p, p.tiles_[static_cast<size_t>(unit_of / p.shape_.kv_heads)], unit_of % p.shape_.kv_heads, split_ ? u % pieces : -1);
+  }
+  // The second half of a split pass, as an op of its own: folds what the units left.
+  int folds(const Program& p) const { return split_ ? p.rows_.count * p.shape_.heads : 0; }
+  void fold(Program& p, int row, int head) {
     const Shape& s = p.shape_;
-    int pieces = split_ ? segments_ : 1;
-    each_chunk(deal_, member, [&](int u, int) {
-      const RowTile& tile = p.tiles_[static_cast<size_t>(u / pieces / s.kv_heads)];
-      unit(p, tile, u / pieces % s.kv_heads, split_ ? u % pieces : -1);
-    });
-    if (!split_) return;
-    p.pool_.barrier();
-    each_chunk(fold_deal_, member, [&](int first, int last) {
-      for (int i = first; i < last; ++i) fold(p, i / s.heads, i % s.heads);
-    });
+    thread_local std::vector<float> total;
+    total.resize(static_cast<size_t>(s.head_dim));
+    float best = 0, sum = 0;
+    for (int seg = 0; seg <= p.rows_.positions[row] / kSegment; ++seg) {
+      const float* part = part_at(row, head, seg, s);
+      p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == 0);
+    }
+    p.kernels_.finish(total.data(), sum, out_.row(row) + head * s.head_dim, s.head_dim);
   }
 
  private:
@@ -531,42 +529,46 @@ class AttentionOp : public Op {
     return parts_.data() + (index + static_cast<size_t>(seg)) * static_cast<size_t>(s.head_dim + 2);
   }
 
-  void fold(Program& p, int row, int head) {
-    const Shape& s = p.shape_;
-    thread_local std::vector<float> total;
-    total.resize(static_cast<size_t>(s.head_dim));
-    float best = 0, sum = 0;
-    for (int seg = 0; seg <= p.rows_.positions[row] / kSegment; ++seg) {
-      const float* part = part_at(row, head, seg, s);
-      p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == 0);
-    }
-    p.kernels_.finish(total.data(), sum, out_.row(row) + head * s.head_dim, s.head_dim);
-  }
-
   int layer_;
   Buffer &q_, &out_;
   bool split_ = false;
   int segments_ = 1;
   std::vector<float> parts_;
-  Deal deal_, fold_deal_;
+};
+
+class FoldOp : public Op {
+ public:
+  explicit FoldOp(AttentionOp& attention) : Op("attention"), attention_(attention) {}
+  Cut plan(Program& p) override { return {attention_.folds(p), 4}; }
+  void work(Program& p, int, int first, int last) override {
+    for (int i = first; i < last; ++i) attention_.fold(p, i / p.shape_.heads, i % p.shape_.heads);
+  }
+
+ private:
+  AttentionOp& attention_;
 };
 
 class HeadOp : public Op {
  public:
   HeadOp(const Program& p, Acts& in, const Weight& w)
       : Op("head"), in_(in), w_(w), tiles_(p, w), best_(static_cast<size_t>(p.threads())) {}
-  void prepare(Program& p) override {
-    auto blocks = static_cast<int>(w_.blocks());
-    deal_.start(p.threads(), blocks, chunk_of(p, blocks, w_.block_bytes));
+  Cut plan(Program& p) override {
     for (auto& b : best_) b.assign(static_cast<size_t>(p.rows_.wanted_count), {-std::numeric_limits<float>::infinity(), 0});
+    auto blocks = static_cast<int>(w_.blocks());
+    return {blocks, chunk_of(p, blocks, w_.block_bytes)};
   }
-  void run(Program& p, int member) override {
-    int rows = p.rows_.wanted_count;
-    each_chunk(deal_, member, [&](int first, int last) {
-      for (int b = first; b < last; b += kSet) set(p, b, std::min(kSet, last - b), rows, best_[static_cast<size_t>(member)]);
-    });
-    p.pool_.barrier();
-    if (member == 0) decide(p);
+  void work(Program& p, int member, int first, int last) override {
+    for (int b = first; b < last; b += kSet)
+      set(p, b, std::min(kSet, last - b), p.rows_.wanted_count, best_[static_cast<size_t>(member)]);
+  }
+  // After all blocks: equal bests go to the lowest id, whoever found them.
+  void decide(Program& p) const {
+    for (size_t r = 0; r < static_cast<size_t>(p.rows_.wanted_count); ++r) {
+      Best top = best_[0][r];
+      for (const auto& b : best_)
+        if (b[r].value > top.value || (b[r].value == top.value && b[r].id < top.id)) top = b[r];
+      p.rows_.argmax[r] = top.id;
+    }
   }
 
  private:
@@ -600,28 +602,28 @@ class HeadOp : public Op {
       return;
     }
   }
-  // Equal bests go to the lowest id, whoever found them.
-  void decide(Program& p) {
-    for (size_t r = 0; r < static_cast<size_t>(p.rows_.wanted_count); ++r) {
-      Best top = best_[0][r];
-      for (const auto& b : best_)
-        if (b[r].value > top.value || (b[r].value == top.value && b[r].id < top.id)) top = b[r];
-      p.rows_.argmax[r] = top.id;
-    }
-  }
 
   Acts& in_;
   const Weight& w_;
   Tiles tiles_;
-  Deal deal_;
   std::vector<std::vector<Best>> best_;
+};
+
+class DecideOp : public Op {
+ public:
+  explicit DecideOp(const HeadOp& head) : Op("head"), head_(head) {}
+  Cut plan(Program&) override { return {1, 1}; }
+  void work(Program& p, int, int, int) override { head_.decide(p); }
+
+ private:
+  const HeadOp& head_;
 };
 
 }  // namespace
 
 // ------------------------------------------------------------------------------------------ description
 
-Program::Program(int threads, const std::string& isa, Shape shape) : kernels_(choose_kernels(isa)), shape_(shape), pool_(threads) {
+Program::Program(int threads, const std::string& isa, Shape shape) : kernels_(choose_kernels(isa)), shape_(shape), pool_(threads, [this](int member, uint32_t pass) { walk(member, pass); }) {
   size_t slot = static_cast<size_t>(shape.layers) * 2 * static_cast<size_t>(shape.kv_heads * shape.head_dim) * sizeof(uint16_t);
   cache_ = Memory(std::max<size_t>(4096, slot * static_cast<size_t>(shape.pages) * static_cast<size_t>(shape.page_size)));
 }
@@ -645,8 +647,8 @@ int Program::weight(int type, int64_t rows, int64_t cols, const uint8_t* file, s
     throw std::invalid_argument("weight data has " + std::to_string(file_bytes) + " bytes");
   uint8_t* data = allocate(w->bytes());
   std::atomic<int64_t> next{0};
-  pool_.run([&](int) {
-    constexpr int64_t kChunk = 8;
+  together(threads(), [&](int) {
+    constexpr int64_t kChunk = 64;
     for (int64_t b; (b = next.fetch_add(kChunk)) < w->blocks();) pack_blocks(*w, file, data, b, std::min(b + kChunk, w->blocks()));
   });
   w->data = data;
@@ -727,7 +729,12 @@ void Program::rope(int layer, int q, int k, int v, int angles, bool interleaved,
                                           query_scale));
 }
 
-void Program::attention(int layer, int q, int out) { ops_.push_back(std::make_unique<AttentionOp>(layer, at(buffers_, q), at(buffers_, out))); }
+void Program::attention(int layer, int q, int out) {
+  auto op = std::make_unique<AttentionOp>(layer, at(buffers_, q), at(buffers_, out));
+  auto fold = std::make_unique<FoldOp>(*op);
+  ops_.push_back(std::move(op));
+  ops_.push_back(std::move(fold));
+}
 
 void Program::head(int in, int weight) {
   Acts& a = at(acts_, in);
@@ -735,7 +742,10 @@ void Program::head(int in, int weight) {
   a.serve(w, shape_.max_rows);
   pass_bytes_ += w.bytes();
   vocabulary_ = w.rows;
-  ops_.push_back(std::make_unique<HeadOp>(*this, a, w));
+  auto op = std::make_unique<HeadOp>(*this, a, w);
+  auto decide = std::make_unique<DecideOp>(*op);
+  ops_.push_back(std::move(op));
+  ops_.push_back(std::move(decide));
 }
 
 // ------------------------------------------------------------------------------------------------ passes
@@ -778,20 +788,22 @@ void Program::plan_tiles() {
 void Program::run(const Rows& rows) {
   rows_ = rows;
   plan_tiles();
-  for (auto& op : ops_) op->prepare(*this);
-  pool_.run([this](int member) {
-    using Clock = std::chrono::steady_clock;
-    auto last = Clock::now();
-    for (size_t i = 0; i < ops_.size(); ++i) {
-      ops_[i]->run(*this, member);
-      if (i + 1 < ops_.size()) pool_.barrier();
-      if (timing_ && member == 0) {
-        auto now = Clock::now();
-        ops_[i]->nanoseconds += static_cast<uint64_t>(std::chrono::nanoseconds(now - last).count());
-        last = now;
-      }
-    }
-  });
+  uint32_t pass = pool_.next();
+  for (auto& op : ops_) op->deal.start(pass, threads(), op->plan(*this));
+  pool_.start();
+}
+
+void Program::walk(int member, uint32_t pass) {
+  using Clock = std::chrono::steady_clock;
+  auto last = Clock::now();
+  for (auto& op : ops_) {
+    for (int from, to; op->deal.take(pass, member, from, to); op->deal.finish(to - from)) op->work(*this, member, from, to);
+    if (!op->deal.wait(pass)) return;
+    if (!timing_ || member != 0) continue;
+    auto now = Clock::now();
+    op->nanoseconds += static_cast<uint64_t>(std::chrono::nanoseconds(now - last).count());
+    last = now;
+  }
 }
 
 void Program::copy_slot(int page_from, int offset_from, int page_to, int offset_to) {

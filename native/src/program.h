@@ -76,28 +76,40 @@ struct RowTile {
 
 class Program;
 
-// Work units of one op, dealt in chunks: every member walks a range of its own, so that it reads memory as one
-// stream, and then helps the others with theirs.
+// How one op of a pass is cut: units of work, dealt `chunk` at a time.
+struct Cut { int units, chunk; };
+
+// The units of one op, dealt in chunks: every member walks a range of its own, so that it reads memory as one
+// stream, and then helps the others with theirs. A pass never waits for a member, only for units: one that the
+// system has put to sleep delays nothing but the chunk in its hands. All state carries the number of its pass, so
+// a member that wakes up in a later one finds nothing to take.
 class Deal {
  public:
-  void start(int members, int units, int chunk);
-  // The next chunk for `member`: [first, last), or false when nothing is left anywhere.
-  bool take(int member, int& first, int& last);
+  void start(uint32_t pass, int members, Cut cut);
+  // The next chunk for `member`: [first, last), or false when nothing of this pass is left to take.
+  bool take(uint32_t pass, int member, int& first, int& last);
+  void finish(int units) { left_.fetch_sub(static_cast<uint64_t>(units), std::memory_order_acq_rel); }
+  // Returns true when all units of the pass are finished, false when the pass is over without us.
+  bool wait(uint32_t pass) const;
 
  private:
-  struct alignas(64) Range { std::atomic<int> next; int end; };
+  struct alignas(64) Range { std::atomic<uint64_t> state{0}; };  // pass, end, next
   std::unique_ptr<Range[]> ranges_;
-  int members_ = 0, chunk_ = 1;
+  int members_ = 0;
+  std::atomic<int> chunk_{1};
+  alignas(64) std::atomic<uint64_t> left_{0};  // pass, unfinished units
 };
 
 class Op {
  public:
   explicit Op(std::string label) : name(std::move(label)) {}
   virtual ~Op() = default;
-  virtual void prepare(Program&) {}
-  virtual void run(Program& program, int member) = 0;
+  // Called before the pass, by one thread.
+  virtual Cut plan(Program& program) = 0;
+  virtual void work(Program& program, int member, int first, int last) = 0;
   std::string name;
   uint64_t nanoseconds = 0;
+  Deal deal;
 };
 
 // Cosines and sines of every row's position, for one set of frequencies.
@@ -151,7 +163,6 @@ class Program {
 
   const Kernels& kernels_;
   Shape shape_;
-  Pool pool_;
   Rows rows_;
   std::vector<RowTile> tiles_;
   std::vector<std::unique_ptr<Weight>> weights_;
@@ -163,6 +174,7 @@ class Program {
  private:
   uint8_t* allocate(size_t bytes);
   void plan_tiles();
+  void walk(int member, uint32_t pass);
   void copy_slot(int page_from, int offset_from, int page_to, int offset_to);
 
   std::vector<std::unique_ptr<Op>> ops_;
@@ -172,6 +184,7 @@ class Program {
   size_t pass_bytes_ = 0;
   int64_t vocabulary_ = 0;
   bool timing_ = false;
+  Pool pool_;  // last: its threads end before what they walk over
 };
 
 const Kernels& choose_kernels(const std::string& isa);
