@@ -70,7 +70,7 @@ void run(Program& p, Ints tokens, Ints positions, Ints slots, Ints parents, Ints
     check(logits->shape(0) >= wanted.shape(0) && static_cast<int64_t>(logits->shape(1)) == p.vocabulary(), "logits of the wrong shape");
     r.logits = logits->data();
   }
-  check_rows(p, r, p.vocabulary());
+  check_rows(p, r, p.embedded());
   nb::gil_scoped_release unlocked;
   p.run(r);
 }
@@ -133,7 +133,12 @@ NB_MODULE(_core, m) {
       .def("vector", [](Program& p, Floats v) { return p.vector(v.data(), static_cast<int64_t>(v.shape(0))); })
       .def("buffer", &Program::buffer, nb::arg("width"), nb::arg("wanted") = false)
       .def("acts", &Program::acts, nb::arg("width"), nb::arg("wanted") = false)
-      .def("embed", &Program::embed, nb::arg("weight"), nb::arg("out"), nb::arg("scale") = 1.0f)
+      .def("embed",
+           [](Program& p, int type, int64_t rows, int64_t cols, Bytes data, int out, float scale) {
+             p.embed(type, rows, cols, data.data(), data.shape(0), out, scale);
+           },
+           nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("data"), nb::arg("out"), nb::arg("scale") = 1.0f,
+           nb::keep_alive<1, 5>())
       .def("norm", &Program::norm, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("out"))
       .def("quantize", &Program::quantize, nb::arg("source"), nb::arg("out"))
       .def("linear", &Program::linear, nb::arg("source"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("add") = false)

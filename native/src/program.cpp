@@ -173,23 +173,29 @@ int chunk_of(const Program& p, int units, size_t unit_bytes) {
   return std::clamp(units / (p.threads() * 4), 1, std::max(kSet, static_cast<int>((size_t{32} << 10) / unit_bytes)));
 }
 
+// Reads rows straight from the file: of a table with hundreds of thousands, a text uses few.
 class EmbedOp : public Op {
  public:
-  EmbedOp(const Weight& w, Buffer& out, float scale) : Op("embed"), w_(w), out_(out), scale_(scale) {}
+  EmbedOp(int type, const uint8_t* file, Buffer& out, float scale) : Op("embed"), type_(type), file_(file), out_(out), scale_(scale) {
+    FileBlock block = file_block(type);
+    row_bytes_ = static_cast<size_t>(out.width / block.values) * static_cast<size_t>(block.bytes);
+  }
   Cut plan(Program& p) override { return {p.rows_.count, 1}; }
   void work(Program& p, int, int first, int last) override {
     for (int r = first; r < last; ++r) {
       float* x = out_.row(r);
-      unpack_row(w_, p.rows_.tokens[r], x);
+      decode_row(type_, file_ + static_cast<size_t>(p.rows_.tokens[r]) * row_bytes_, out_.width, x);
       if (scale_ != 1.0f)
         for (int64_t i = 0; i < out_.width; ++i) x[i] *= scale_;
     }
   }
 
  private:
-  const Weight& w_;
+  int type_;
+  const uint8_t* file_;
   Buffer& out_;
   float scale_;
+  size_t row_bytes_;
 };
 
 // Normalises (or not) and quantises. Rows of a tile lie interleaved, so members share a tile by columns:
@@ -685,7 +691,15 @@ template <class T>
 auto& at(std::vector<T>& v, int i) { return *v.at(static_cast<size_t>(i)); }
 }  // namespace
 
-void Program::embed(int weight, int out, float scale) { ops_.push_back(std::make_unique<EmbedOp>(at(weights_, weight), at(buffers_, out), scale)); }
+void Program::embed(int type, int64_t rows, int64_t cols, const uint8_t* file, size_t file_bytes, int out, float scale) {
+  FileBlock fb = file_block(type);
+  Buffer& buffer = at(buffers_, out);
+  if (cols != buffer.width || cols % fb.values ||
+      file_bytes != static_cast<size_t>(rows) * static_cast<size_t>(cols / fb.values) * static_cast<size_t>(fb.bytes))
+    throw std::invalid_argument("embedding data has " + std::to_string(file_bytes) + " bytes");
+  embedded_ = rows;
+  ops_.push_back(std::make_unique<EmbedOp>(type, file, buffer, scale));
+}
 
 void Program::norm(int in, int gamma, float eps, int out) {
   ops_.push_back(std::make_unique<NormOp>(at(buffers_, in), &vectors_.at(static_cast<size_t>(gamma)), eps, at(acts_, out)));

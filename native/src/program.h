@@ -129,7 +129,8 @@ class Program {
   int vector(const float* values, int64_t n);
   int buffer(int64_t width, bool wanted);
   int acts(int64_t width, bool wanted);
-  void embed(int weight, int out, float scale);
+  // `file` must outlive the program: rows are read from it as they are asked for.
+  void embed(int type, int64_t rows, int64_t cols, const uint8_t* file, size_t file_bytes, int out, float scale);
   void norm(int in, int gamma, float eps, int out);
   void quantize(int in, int out);
   // parts: (weight, bias vector or -1, destination buffer); add: destination += result
@@ -150,6 +151,7 @@ class Program {
   std::vector<std::pair<std::string, double>> timings();
   void time_ops(bool on) { timing_ = on; }
   int64_t vocabulary() const { return vocabulary_; }
+  int64_t embedded() const { return embedded_; }
 
   // For ops.
   int threads() const { return pool_.threads(); }
@@ -182,7 +184,7 @@ class Program {
   size_t arena_used_ = 0;
   Memory cache_;
   size_t pass_bytes_ = 0;
-  int64_t vocabulary_ = 0;
+  int64_t vocabulary_ = 0, embedded_ = 0;
   bool timing_ = false;
   Pool pool_;  // last: its threads end before what they walk over
 };

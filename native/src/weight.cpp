@@ -238,29 +238,22 @@ void pack_float_row(const Weight& w, const uint8_t* file, uint8_t* block, int la
     std::memcpy(block + (static_cast<size_t>(k) * kBlockRows + static_cast<size_t>(lane)) * size, file + static_cast<size_t>(k) * size, size);
 }
 
-int stored(const Weight& w, const uint8_t* block, int64_t k, int lane) {
-  const uint8_t* q = block + quants_offset(w, k / kGroup);
-  int within = static_cast<int>(k % kGroup), vector = within / 4, byte = 4 * lane + within % 4;
-  if (w.quant == Quant::u8) return q[64 * vector + byte];
-  int nibble = vector < 4 ? q[64 * vector + byte] & 15 : q[64 * (vector - 4) + byte] >> 4;
-  if (w.quant == Quant::u5) nibble |= (q[256 + 8 * vector + byte / 8] >> (byte % 8) & 1) << 4;
-  return nibble;
+// Value i of a decoded block.
+float value_of(Scheme scheme, Quant quant, const Plain& p, int i) {
+  float d = half_to_float(p.d), min = half_to_float(p.min);
+  auto u = static_cast<float>(p.u[i]), signed_u = u - (quant == Quant::u4 ? 8.0f : quant == Quant::u5 ? 16.0f : 128.0f);
+  switch (scheme) {
+    case Scheme::half: return d * signed_u;
+    case Scheme::half_min: return d * u + min;
+    case Scheme::super_min: return d * p.scale[i / 32] * u - min * p.low[i / 32];
+    case Scheme::fine: return d * static_cast<int8_t>(p.scale[i / 16]) * signed_u;
+    default: return d * p.scale[i / 16] * u - min * p.low[i / 16];
+  }
 }
 
-struct ScaleMin { float scale, min; };
-
-ScaleMin scale_of(const Weight& w, const uint8_t* block, int64_t k, int lane) {
-  int half = static_cast<int>(k % kGroup / 16);
-  const uint8_t* s = block + quants_offset(w, k / kGroup) + group_quant_bytes(w.quant);
-  const uint8_t* header = block + header_offset(w, k / kGroup);
-  auto f16 = [lane](const uint8_t* p) { return half_to_float(read16(p + 2 * lane)); };
-  switch (w.scheme) {
-    case Scheme::half: return {f16(s), 0};
-    case Scheme::half_min: return {f16(s), f16(s + 32)};
-    case Scheme::super_min: return {f16(header) * s[lane], -f16(header + 32) * s[16 + lane]};
-    case Scheme::fine: return {f16(header) * static_cast<int8_t>(s[16 * half + lane]), 0};
-    default: return {f16(header) * s[32 * half + lane], -f16(header + 32) * s[32 * half + 16 + lane]};
-  }
+float float_of(Quant quant, const uint8_t* p) {
+  if (quant == Quant::f32) return bits_to_float(read32(p));
+  return quant == Quant::f16 ? half_to_float(read16(p)) : bf16_to_float(read16(p));
 }
 
 }  // namespace
@@ -296,22 +289,16 @@ void pack_blocks(const Weight& w, const uint8_t* file, uint8_t* out, int64_t fir
   }
 }
 
-void unpack_row(const Weight& w, int64_t row, float* out) {
-  const uint8_t* block = w.data + static_cast<size_t>(row / kBlockRows) * w.block_bytes;
-  int lane = static_cast<int>(row % kBlockRows);
-  if (w.is_float()) {
-    for (int64_t k = 0; k < w.cols; ++k) {
-      size_t at = static_cast<size_t>(k * kBlockRows + lane);
-      if (w.quant == Quant::f32) std::memcpy(out + k, block + 4 * at, 4);
-      else out[k] = w.quant == Quant::f16 ? half_to_float(read16(block + 2 * at)) : bf16_to_float(read16(block + 2 * at));
+void decode_row(int type, const uint8_t* file_row, int64_t cols, float* out) {
+  const TypeRow& row = type_row(type);
+  Plain plain;
+  for (int64_t k = 0; k < cols; k += row.file.values, file_row += row.file.bytes) {
+    if (row.scheme == Scheme::none) {
+      out[k] = float_of(row.quant, file_row);
+      continue;
     }
-    return;
-  }
-  bool has_min = w.scheme == Scheme::half_min || w.scheme == Scheme::super_min || w.scheme == Scheme::fine_min;
-  int zero = has_min ? 0 : w.quant == Quant::u4 ? 8 : w.quant == Quant::u5 ? 16 : 128;
-  for (int64_t k = 0; k < w.cols; k += 16) {
-    ScaleMin s = scale_of(w, block, k, lane);
-    for (int64_t i = k; i < k + 16; ++i) out[i] = s.scale * static_cast<float>(stored(w, block, i, lane) - zero) + s.min;
+    decode(type, file_row, plain);
+    for (int i = 0; i < row.file.values; ++i) out[k + i] = value_of(row.scheme, row.quant, plain, i);
   }
 }
 

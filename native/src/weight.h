@@ -59,7 +59,7 @@ Weight describe_weight(int type, int64_t rows, int64_t cols);
 // Repacks blocks [first, last) from the file's bytes into `out` (the start of the whole matrix).
 void pack_blocks(const Weight& weight, const uint8_t* file, uint8_t* out, int64_t first, int64_t last);
 
-// Row `row` as floats, from the packed form.
-void unpack_row(const Weight& weight, int64_t row, float* out);
+// One row of a file's matrix as floats.
+void decode_row(int type, const uint8_t* file_row, int64_t cols, float* out);
 
 }  // namespace paceline

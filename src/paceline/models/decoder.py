@@ -32,8 +32,7 @@ def record(
     k, v = program.buffer(kv_width), program.buffer(kv_width)
     normed, attended, activated = program.acts(width), program.acts(inner), program.acts(config.hidden)
 
-    embedding = tensors.matrix("token_embd.weight", vocab, width)
-    program.embed(embedding, x)
+    tensors.embed("token_embd.weight", vocab, width, x)
     angles = program.angles(config.rope_frequencies(_rope_factors(tensors, config)))
     for i in range(config.layers):
         name = f"blk.{i}."
@@ -60,8 +59,8 @@ def record(
 
     last = program.acts(width, wanted=True)
     program.norm(x, tensors.vector("output_norm.weight", width), config.norm_eps, last)
-    untied = tensors.has("output.weight")
-    program.head(last, tensors.matrix("output.weight", vocab, width) if untied else embedding)
+    head = "output.weight" if tensors.has("output.weight") else "token_embd.weight"
+    program.head(last, tensors.matrix(head, vocab, width))
 
 
 def _rope_factors(tensors: Tensors, config: DecoderConfig) -> list[float] | None:

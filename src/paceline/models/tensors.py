@@ -1,4 +1,4 @@
-"""A file's tensors handed to native code, each checked and each used exactly once.
+"""A file's tensors handed to native code, each checked and none forgotten.
 
 What an architecture does not ask for is refused at the end, so that no weight is ever silently ignored.
 """
@@ -31,6 +31,12 @@ class Tensors:
         handle = self._program.weight(type=int(info.type), rows=rows, cols=cols, data=self.file.data(name))
         self.file.release(name)
         return handle
+
+    def embed(self, name: str, rows: int, cols: int, out: int) -> None:
+        """Record the look-up of embedding rows [rows, cols], which stay in the mapped file."""
+        self._expect(name, (rows, cols))
+        info = self.file.tensors[name]
+        self._program.embed(type=int(info.type), rows=rows, cols=cols, data=self.file.data(name), out=out)
 
     def vector(self, name: str, size: int) -> int:
         """Copy a vector [size] as float32; returns its handle."""
