@@ -50,6 +50,9 @@ def test_run_answers_piped_lines(smollm2_path: Path) -> None:
 def test_demo_says_identical(smollm2_path: Path) -> None:
     out, _ = paceline("demo", str(smollm2_path), "-n", "48")
     assert out.splitlines()[-1].split() == ["identical", "yes"]
+    found = json.loads(paceline("demo", str(smollm2_path), "-n", "16", "--json")[0])
+    assert found["identical"] is True
+    assert found["plain"]["tokens"] == found["speculation"]["tokens"]
 
 
 def test_check_finds_nothing(smollm2_path: Path) -> None:

@@ -182,6 +182,26 @@ def test_a_closed_pipe_ends_the_program_quietly(smollm2_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_an_error_without_a_traceback(smollm2_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "show", str(smollm2_path), "--json"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    error = done.stderr.decode()
+    assert done.returncode == 1
+    assert error.startswith("error: [Errno 28]")
+    assert "Traceback" not in error
+    assert "Exception ignored" not in error
+
+
+def test_closed_streams_are_no_crash(smollm2_path: Path) -> None:
+    command = " ".join([*COMMAND, "generate", str(smollm2_path), "--raw", "-n", "2", "<&-", ">&-"])
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_data_is_utf8_whatever_the_locale(smollm2_path: Path, encoding: str) -> None:
     done = paceline("show", str(smollm2_path), "--json", PYTHONIOENCODING=encoding, LC_ALL="C")

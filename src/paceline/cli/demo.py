@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from paceline.cli import terminal
 from paceline.cli.display import stdout
 from paceline.cli.loading import load, locate
 from paceline.cli.options import DEMO_MODEL, MachineFlags, Model
-from paceline.cli.summary import decode_rate, in_words
+from paceline.cli.summary import as_object, decode_rate, in_words
 from paceline.cli.verb import verb
 from paceline.core import SamplingParams
 from paceline.errors import PacelineError
@@ -27,17 +28,37 @@ def command(
     prompt: Annotated[str, typer.Option("--prompt", help="Default: edit a small program")] = PROMPT,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Longest answer")] = 256,
     threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, max=1024)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one object, and show nothing else")] = False,
 ) -> int:
     locate(model)
     machine = MachineFlags(threads=threads)
     # Two engines: neither may profit from what the other has cached or learnt.
-    engines = {name: load(model, machine, name)[0] for name in ("off", "auto")}
+    engines, load_s = {}, 0.0
+    for name in ("off", "auto"):
+        engines[name], _, load_s = load(model, machine, name)
     asked: Any = prompt if engines["off"].chat_template is None else [{"role": "user", "content": prompt}]
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     for llm in engines.values():
         llm.generate("warm up", SamplingParams(temperature=0.0, max_tokens=2))
-    lanes = _watch({name: llm.stream(asked, params) for name, llm in engines.items()})
-    return _verdict(*lanes)
+    streams = {name: llm.stream(asked, params) for name, llm in engines.items()}
+    lanes = _last(race(streams)) if json else _watch(streams)
+    results = [lane.result for lane in lanes if lane.result is not None]
+    if len(results) < 2:
+        raise PacelineError("a stream ended without a result", "please report this")
+    plain, fast = results
+    identical = plain.tokens == fast.tokens and plain.text == fast.text
+    speed_up = decode_rate(fast) / decode_rate(plain) if decode_rate(plain) else 0.0
+    if json:
+        both = {"plain": as_object(plain, model, load_s), "speculation": as_object(fast, model, load_s)}
+        terminal.write_json(both | {"speed_up": speed_up, "identical": identical})
+    else:
+        terminal.write(
+            f"plain             {in_words(plain)}\n"
+            f"with speculation  {in_words(fast)}\n"
+            f"speed-up          {speed_up:.2f}x\n"
+            f"identical         {'yes' if identical else 'NO'}\n"
+        )
+    return 0 if identical else 1
 
 
 def _watch(streams: Any) -> list[Lane]:
@@ -45,7 +66,7 @@ def _watch(streams: Any) -> list[Lane]:
     console = stdout()
     lanes: list[Lane] = []
     if not console.is_terminal:
-        *_, lanes = race(streams)
+        lanes = _last(race(streams))
         for lane in lanes:
             terminal.write(f"--- {_title(lane)}\n{''.join(text for text, _ in lane.pieces)}\n\n")
         return lanes
@@ -58,6 +79,11 @@ def _watch(streams: Any) -> list[Lane]:
                 live.update(_columns(lanes, console.height), refresh=True)
                 drawn = time.perf_counter()
         live.update(_columns(lanes, console.height), refresh=True)
+    return lanes
+
+
+def _last(steps: Iterator[list[Lane]]) -> list[Lane]:
+    *_, lanes = steps
     return lanes
 
 
@@ -86,17 +112,3 @@ def _title(lane: Lane) -> str:
     name = {"off": "plain", "auto": "with speculation"}[lane.name]
     rate = decode_rate(lane.result) if lane.result else lane.tokens_per_s
     return f"{name}: {lane.tokens} tokens, {rate:.0f} tokens/s"
-
-
-def _verdict(plain: Lane, fast: Lane) -> int:
-    if plain.result is None or fast.result is None:
-        raise PacelineError("a stream ended without a result", "please report this")
-    identical = plain.result.tokens == fast.result.tokens and plain.result.text == fast.result.text
-    ratio = decode_rate(fast.result) / decode_rate(plain.result) if decode_rate(plain.result) else 0.0
-    terminal.write(
-        f"plain             {in_words(plain.result)}\n"
-        f"with speculation  {in_words(fast.result)}\n"
-        f"speed-up          {ratio:.2f}x\n"
-        f"identical         {'yes' if identical else 'NO'}\n"
-    )
-    return 0 if identical else 1

@@ -7,13 +7,20 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 # A model can write escape sequences; a terminal would obey them.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def prepare() -> None:
-    """Pipes and files get UTF-8; a terminal that cannot show a character shows a replacement."""
+    """Pipes and files get UTF-8; a terminal that cannot show a character shows a replacement.
+
+    A stream that the caller closed reads as empty, or swallows what is written.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  - as long as we run
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             encoding = stream.encoding if stream.isatty() else "utf-8"

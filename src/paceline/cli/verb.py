@@ -38,6 +38,10 @@ def verb(function: Callable[..., int | None]) -> Callable[..., int]:
         except BrokenPipeError:
             terminal.drop_stdout()
             return 0
+        except OSError as error:  # a full disk under stdout, a device that went away
+            terminal.note(f"error: {error}\nhint: check the disk, and where the output goes")
+            terminal.drop_stdout()
+            return 1
         except KeyboardInterrupt:
             terminal.note("interrupted")
             return 130

@@ -7,7 +7,7 @@ behind goes next: what the viewer sees is the race of two machines, and each clo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from paceline.core import Completion
@@ -66,7 +66,7 @@ class Lane:
         self.result = chunk.completion or self.result
 
 
-def race(lanes: dict[str, Iterator[Chunk]]) -> Iterator[list[Lane]]:
+def race(lanes: Mapping[str, Iterator[Chunk]]) -> Iterator[list[Lane]]:
     """Run the streams of chunks against each other; yields the lanes after every step of one of them."""
     state = [Lane(name) for name in lanes]
     running = dict(zip(lanes, state, strict=True))
