@@ -31,7 +31,8 @@ def _flag(*names: str, help: str, **more: Any) -> Any:
 
 def list_flag(*names: str, help: str) -> Any:
     # typer would split the variable at spaces, which stop strings may hold; `_from_environment` reads it.
-    return typer.Option(*names, help=help, allow_from_autoenv=False)
+    variable = "PACELINE_" + names[0].strip("-").replace("-", "_").upper()
+    return typer.Option(*names, help=f"{help}  [env var: {variable}]", allow_from_autoenv=False)
 
 
 @dataclass(frozen=True, kw_only=True)

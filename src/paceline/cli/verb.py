@@ -67,7 +67,9 @@ def _unfold(group: type) -> list[inspect.Parameter]:
 
 
 def _default(f: Field[Any]) -> Any:
-    return f.default if f.default_factory is MISSING else f.default_factory()
+    if f.default_factory is not MISSING:
+        return f.default_factory()
+    return inspect.Parameter.empty if f.default is MISSING else f.default
 
 
 def _from_environment(f: Field[Any], value: Any) -> Any:
