@@ -50,11 +50,15 @@ struct Kernels {
   // starts from zero, and after the last acc holds block . row r.
   using TileFn = void (*)(const uint8_t* at, int groups, const ActTile&, float* acc, bool first, bool last);
   TileFn (*tile_fn)(const Weight&, int rows);
-  void (*quantize)(const float* x, int64_t groups, const ActTileOut&, int rows, int r);  // row r of `rows`
   float (*rms_factor)(const float* x, int64_t n, float eps);  // 1 / root mean square
-  void (*scale_by)(const float* x, const float* gamma, float factor, int64_t n, float* out);  // n multiple of 16
-  void (*highest)(const float* y, int rows, float* out);      // of each row of 16
-  void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);  // n multiple of 16
+  // Quantises groups [first, first + groups) of each row x[r], times gamma and factor[r] unless gamma is null.
+  void (*quantize)(const float* const* x, const float* gamma, const float* factor, int64_t first, int64_t groups,
+                   const ActTileOut& out, int rows);
+  // One group: silu(gate) * up, quantised; two blocks of results each, [r][16].
+  void (*swiglu)(const float* const* gate, const float* const* up, const ActTileOut& out, int rows);
+  void (*highest)(const float* y, int rows, float* out);  // of each row of 16
+  // out[r * stride] (+)= y[r] + bias for rows of 16; bias may be null.
+  void (*deliver)(const float* y, const float* bias, float* out, int64_t stride, int rows, bool add);
   void (*attention)(const AttentionPart&);
   // Folds a part into a running (best, sum, out); `fresh` starts from it.
   void (*merge)(float* best, float* sum, float* out, float part_best, float part_sum, const float* part, int dim, bool fresh);

@@ -191,56 +191,85 @@ Kernels::TileFn tile_fn(const Weight& w, int rows) {
 
 // ------------------------------------------------------------------------------------------ activations
 
-// Symmetric int8 per group of 32; the scale is the least power of two with max|x| <= 127 * scale.
-void quantize(const float* x, int64_t groups, const ActTileOut& t, int rows, int r) {
-  alignas(64) int8_t bytes[kGroup];
-  for (int64_t g = 0; g < groups; ++g) {
-    VF a = load(x + g * kGroup), b = load(x + g * kGroup + kLanes);
-    uint32_t bits = float_to_bits(reduce_max(max(abs(a), abs(b))) * (1.0f / 127.0f));
-    // Round the exponent up; below 2^-60 everything is as good as zero, above 2^60 nothing is sound.
-    int exponent = std::clamp(static_cast<int>((bits + 0x7fffff) >> 23) - 127, -60, 60);
-    VF inverse = set1(bits_to_float(static_cast<uint32_t>(127 - exponent) << 23));
-    VI low = to_int(mul(a, inverse)), high = to_int(mul(b, inverse));
-    store_bytes(bytes, low);
-    store_bytes(bytes + kLanes, high);
-    for (int j = 0; j < 8; ++j) std::memcpy(t.q + 4 * ((g * 8 + j) * rows + r), bytes + 4 * j, 4);
-    int64_t at = g * rows + r, half = 2 * g * rows + r;
-    t.scale[at] = (exponent + 64) * (1 << 23);
-    if (t.shift) t.shift[at] = -8 * reduce_add(add(low, high));
-    float scale = bits_to_float(static_cast<uint32_t>(exponent + 64 + 127) << 23);
-    if (t.sum) t.sum[at] = scale * static_cast<float>(reduce_add(add(low, high)));
-    if (t.half_shift) {
-      t.half_shift[half] = -8 * reduce_add(low);
-      t.half_shift[half + rows] = -8 * reduce_add(high);
-    }
-    if (t.half_sum) {
-      t.half_sum[half] = scale * static_cast<float>(reduce_add(low));
-      t.half_sum[half + rows] = scale * static_cast<float>(reduce_add(high));
+// Symmetric int8 of one group of row r; the scale is the least power of two with max|x| <= 127 * scale.
+inline void quantize_group(VF a, VF b, const ActTileOut& t, int64_t g, int rows, int r) {
+  uint32_t bits = float_to_bits(reduce_max(max(abs(a), abs(b))) * (1.0f / 127.0f));
+  // Round the exponent up; below 2^-60 everything is as good as zero, above 2^60 nothing is sound.
+  int exponent = std::clamp(static_cast<int>((bits + 0x7fffff) >> 23) - 127, -60, 60);
+  VF inverse = set1(bits_to_float(static_cast<uint32_t>(127 - exponent) << 23));
+  VI low = to_int(mul(a, inverse)), high = to_int(mul(b, inverse));
+  alignas(32) int8_t bytes[kGroup];
+  store_bytes(bytes, low);
+  store_bytes(bytes + kLanes, high);
+  int8_t* q = t.q + 4 * (g * 8 * rows + r);
+  for (int j = 0; j < 8; ++j, q += 4 * rows) std::memcpy(q, bytes + 4 * j, 4);
+  int64_t at = g * rows + r, half = 2 * g * rows + r;
+  t.scale[at] = (exponent + 64) * (1 << 23);
+  float scale = bits_to_float(static_cast<uint32_t>(exponent + 64 + 127) << 23);
+  if (t.shift) t.shift[at] = -8 * reduce_add(add(low, high));
+  if (t.sum) t.sum[at] = scale * static_cast<float>(reduce_add(add(low, high)));
+  if (t.half_shift) {
+    t.half_shift[half] = -8 * reduce_add(low);
+    t.half_shift[half + rows] = -8 * reduce_add(high);
+  }
+  if (t.half_sum) {
+    t.half_sum[half] = scale * static_cast<float>(reduce_add(low));
+    t.half_sum[half + rows] = scale * static_cast<float>(reduce_add(high));
+  }
+  if (t.f) {
+    alignas(64) float values[kGroup];
+    store(values, a);
+    store(values + kLanes, b);
+    for (int k = 0; k < kGroup; ++k) t.f[(g * kGroup + k) * rows + r] = values[k];
+  }
+}
+
+void quantize(const float* const* x, const float* gamma, const float* factor, int64_t first, int64_t groups, const ActTileOut& out,
+              int rows) {
+  const ActTileOut t = out;  // a copy: stores of bytes might alias the original
+  for (int r = 0; r < rows; ++r) {
+    const float* row = x[r] + first * kGroup;
+    const float* weight = gamma ? gamma + first * kGroup : nullptr;
+    VF scale = set1(gamma ? factor[r] : 1.0f);
+    for (int64_t g = 0; g < groups; ++g, row += kGroup) {
+      VF a = load(row), b = load(row + kLanes);
+      if (weight) {
+        a = mul(mul(a, scale), load(weight + g * kGroup));
+        b = mul(mul(b, scale), load(weight + g * kGroup + kLanes));
+      }
+      quantize_group(a, b, t, g, rows, r);
     }
   }
-  if (t.f)
-    for (int64_t k = 0; k < groups * kGroup; ++k) t.f[k * rows + r] = x[k];
 }
 
 float rms_factor(const float* x, int64_t n, float eps) {
-  VF squares = set1(0.0f);
-  for (int64_t i = 0; i < n; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-  return 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(n) + eps);
+  VF even = set1(0.0f), odd = even;
+  for (int64_t i = 0; i < n; i += kGroup) {
+    even = fma(load(x + i), load(x + i), even);
+    odd = fma(load(x + i + kLanes), load(x + i + kLanes), odd);
+  }
+  return 1.0f / std::sqrt(reduce_add(add(even, odd)) / static_cast<float>(n) + eps);
 }
 
-void scale_by(const float* x, const float* gamma, float factor, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; i += kLanes) store(out + i, mul(mul(load(x + i), set1(factor)), load(gamma + i)));
+inline VF gated(VF gate, VF up) { return mul(div(gate, add(set1(1.0f), exp(sub(set1(0.0f), gate)))), up); }
+
+void swiglu(const float* const* gate, const float* const* up, const ActTileOut& out, int rows) {
+  const ActTileOut t = out;
+  for (int r = 0; r < rows; ++r)
+    quantize_group(gated(load(gate[0] + kLanes * r), load(up[0] + kLanes * r)),
+                   gated(load(gate[1] + kLanes * r), load(up[1] + kLanes * r)), t, 0, rows, r);
 }
 
 void highest(const float* y, int rows, float* out) {
   for (int r = 0; r < rows; ++r) out[r] = reduce_max(load(y + kLanes * r));
 }
 
-void swiglu(const float* gate, const float* up, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    VF g = load(gate + i);
-    VF silu = div(g, add(set1(1.0f), exp(sub(set1(0.0f), g))));
-    store(out + i, mul(silu, load(up + i)));
+void deliver(const float* y, const float* bias, float* out, int64_t stride, int rows, bool add_to) {
+  VF offset = bias ? load(bias) : set1(0.0f);
+  for (int r = 0; r < rows; ++r, y += kLanes, out += stride) {
+    VF value = load(y);
+    if (bias) value = add(value, offset);
+    store(out, add_to ? add(load(out), value) : value);
   }
 }
 
@@ -376,6 +405,6 @@ uint64_t read(const uint64_t* words, size_t n) {
 
 }  // namespace
 
-const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, quantize, rms_factor, scale_by, highest, swiglu, attention, merge, finish, store_half16, read};
+const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, rms_factor, quantize, swiglu, highest, deliver, attention, merge, finish, store_half16, read};
 
 }  // namespace paceline::PACELINE_NS

@@ -217,19 +217,13 @@ class NormOp : public Op {
   void part(Program& p, int first, int part) {
     int rows = std::min(p.kernels_.max_tile, p.row_count(out_.wanted) - first);
     int64_t groups = in_.width / kGroup, begin = groups * part / parts_, end = groups * (part + 1) / parts_;
-    alignas(64) float normed[kGroup];
+    const float* x[8];
+    float factor[8];
     for (int r = 0; r < rows; ++r) {
-      const float* x = in_.row(out_.wanted && !in_.wanted ? p.rows_.wanted[first + r] : first + r);
-      if (!gamma_) {
-        p.kernels_.quantize(x + begin * kGroup, end - begin, out_.out(first, begin, rows), rows, r);
-        continue;
-      }
-      float factor = p.kernels_.rms_factor(x, in_.width, eps_);
-      for (int64_t g = begin; g < end; ++g) {
-        p.kernels_.scale_by(x + g * kGroup, gamma_->data() + g * kGroup, factor, kGroup, normed);
-        p.kernels_.quantize(normed, 1, out_.out(first, g, rows), rows, r);
-      }
+      x[r] = in_.row(out_.wanted && !in_.wanted ? p.rows_.wanted[first + r] : first + r);
+      if (gamma_) factor[r] = p.kernels_.rms_factor(x[r], in_.width, eps_);
     }
+    p.kernels_.quantize(x, gamma_ ? gamma_->data() : nullptr, factor, begin, end - begin, out_.out(first, begin, rows), rows);
   }
 
   Buffer& in_;
@@ -269,21 +263,19 @@ class LinearOp : public Op {
         int64_t column = static_cast<int64_t>(b + i) * kBlockRows;
         int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, part.w->rows - column));
         const float* bias = part.bias ? part.bias->data() + column : nullptr;
-        for (int r = 0; r < n; ++r) {
-          float *out = part.out->row(first + r) + column, *y = result[i] + r * kBlockRows;
-          if (lanes == kBlockRows) finish(y, bias, out, kBlockRows);
-          else finish(y, bias, out, lanes);
-        }
+        float* out = part.out->row(first) + column;
+        if (lanes == kBlockRows) p.kernels_.deliver(result[i], bias, out, part.out->width, n, add_);
+        else deliver(result[i], bias, out, part.out->width, n, lanes);
       }
     });
   }
-  inline void finish(float* y, const float* bias, float* out, int lanes) const {
-    if (bias)
-      for (int i = 0; i < lanes; ++i) y[i] += bias[i];
-    if (add_)
-      for (int i = 0; i < lanes; ++i) out[i] += y[i];
-    else
-      for (int i = 0; i < lanes; ++i) out[i] = y[i];
+  // The last block of a matrix whose rows do not fill it.
+  void deliver(const float* y, const float* bias, float* out, int64_t stride, int rows, int lanes) const {
+    for (int r = 0; r < rows; ++r, y += kBlockRows, out += stride)
+      for (int i = 0; i < lanes; ++i) {
+        float value = bias ? y[i] + bias[i] : y[i];
+        out[i] = add_ ? out[i] + value : value;
+      }
   }
 
   Acts& in_;
@@ -308,17 +300,12 @@ class SwigluOp : public Op {
  private:
   void set(Program& p, int g, int groups, int rows) {
     alignas(64) SetResult gate, up;
-    alignas(64) float act[8 * kGroup], half[8 * kBlockRows];
     each_tile(p, rows, [&](int first, int n) {
       gate_tiles_(2 * g, 2 * groups, in_, first, n, gate);
       up_tiles_(2 * g, 2 * groups, in_, first, n, up);
-      for (int i = 0; i < 2 * groups; ++i) {
-        p.kernels_.swiglu(gate[i], up[i], half, n * kBlockRows);
-        for (int r = 0; r < n; ++r)
-          std::memcpy(act + r * kGroup + i % 2 * kBlockRows, half + r * kBlockRows, kBlockRows * sizeof(float));
-        if (i % 2 == 0) continue;
-        ActTileOut out = out_.out(first, g + i / 2, n);
-        for (int r = 0; r < n; ++r) p.kernels_.quantize(act + r * kGroup, 1, out, n, r);
+      for (int i = 0; i < groups; ++i) {
+        const float *gates[2] = {gate[2 * i], gate[2 * i + 1]}, *ups[2] = {up[2 * i], up[2 * i + 1]};
+        p.kernels_.swiglu(gates, ups, out_.out(first, g + i, n), n);
       }
     });
   }
