@@ -45,7 +45,7 @@ def main() -> None:
             longest=asked.context - asked.max_tokens,
         )
         arms = list(open_arms(stack, llm, asked))
-        samples = run(arms, [*todo] * asked.repeat, asked.max_tokens, pause=asked.pause)
+        samples = run(arms, todo, asked.max_tokens, repeat=asked.repeat, pause=asked.pause)
         described = {arm.name: arm.describe() for arm in arms}
     groups = {task.prompt.name: task.group for task in todo}
     found = compare(fastest(samples), groups, plain=PLAIN, ours=AUTO, arms=[arm.name for arm in arms])
@@ -116,16 +116,22 @@ def open_arms(stack: contextlib.ExitStack, llm: LLM, asked: argparse.Namespace) 
         yield peers[-1]
 
 
-def run(arms: Sequence[Arm], todo: Sequence[Task], max_tokens: int, *, pause: float) -> list[Sample]:
-    """Ask every arm every prompt; one short answer each, not counted, comes first."""
+def run(
+    arms: Sequence[Arm], todo: Sequence[Task], max_tokens: int, *, repeat: int, pause: float
+) -> list[Sample]:
+    """Ask every arm every prompt; one short answer each, not counted, comes first.
+
+    Arms that would recognise a prompt when it comes back are asked it once.
+    """
     for arm in arms:
-        arm.answer(todo[0].ids, 8)
-    samples = []
-    for turn, task in enumerate(todo):
-        for i in range(len(arms)):
-            arm = arms[(turn + i) % len(arms)]
+        arm.answer(todo[0].ids[:16], 8)
+    samples: list[Sample] = []
+    for turn, task in enumerate([*todo] * repeat):
+        asked = [arm for arm in arms if turn < len(todo) or not arm.remembers]
+        for i in range(len(asked)):
+            arm = asked[(turn + i) % len(asked)]
             samples.append(as_sample(arm.name, task, arm.answer(task.ids, max_tokens)))
-        print(progress(turn + 1, len(todo), task, samples[-len(arms) :]), flush=True)
+        print(progress(turn + 1, len(todo) * repeat, task, samples[-len(asked) :]), flush=True)
         time.sleep(pause)
     return samples
 

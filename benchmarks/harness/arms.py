@@ -27,7 +27,12 @@ class Answer:
 
 
 class Arm(Protocol):
+    """Attributes:
+    remembers: what it answered helps it answer the same again, so it must not be asked twice.
+    """
+
     name: str
+    remembers: bool
 
     def describe(self) -> dict[str, Any]:
         """What a reader needs to run the same."""
@@ -48,6 +53,7 @@ class PacelineArm:
 
     def __init__(self, llm: LLM, speculate: str, *, warm: bool = False) -> None:
         self.name = f"paceline {speculate}" + (" warm" if warm else "")
+        self.remembers = warm
         self._llm = llm
         self._warm = warm
         self._speculate = parse_speculation(speculate)

@@ -21,6 +21,8 @@ SETTINGS: dict[str, dict[str, int]] = {
 class OpenVinoArm:
     """One pipeline that reads the GGUF itself (its reader knows Q4_0, Q4_1 and Q8_0, not the K types)."""
 
+    remembers = False
+
     def __init__(self, python: Path, model: Path, setting: str, *, threads: int, log: Path) -> None:
         self.name = f"openvino {setting}"
         self._settings = SETTINGS[setting]

@@ -42,6 +42,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 """Every way to speculate without a second model: by its own defaults, and with shorter matches and drafts."""
 
+MANY = 64
 START_S = 120.0
 ANSWER_S = 600.0
 
@@ -53,6 +54,7 @@ class LlamaServerArm:
         self, binary: Path, model: Path, setting: str, *, threads: int, context: int, log: Path
     ) -> None:
         self.name = f"llama {setting}"
+        self.remembers = setting.startswith(("mod", "spec-default"))  # the pool of ngram-mod stays
         self._port = _free_port()
         self._command = [
             *(str(binary), "-m", str(model), "-t", str(threads), "-c", str(context), "-np", "1"),
@@ -142,6 +144,17 @@ def bench(
     binary: Path, model: Path, *, rows: Sequence[int], repeats: int, threads: int, depth: int
 ) -> dict[int, list[float]]:
     """Seconds of passes by rows, from llama-bench; only the last row's logits are computed there."""
+    found: dict[int, list[float]] = {}
+    for some, times in ((False, repeats), (True, max(1, repeats // 4))):  # long passes need fewer
+        asked = [n for n in rows if (n > MANY) == some]
+        if asked:
+            found |= _bench(binary, model, asked, times, threads, depth)
+    return found
+
+
+def _bench(
+    binary: Path, model: Path, rows: Sequence[int], repeats: int, threads: int, depth: int
+) -> dict[int, list[float]]:
     command = [
         *(str(binary), "-m", str(model), "-t", str(threads), "-n", "0", "-r", str(repeats)),
         *("-d", str(depth), "-o", "json", "-p", ",".join(map(str, rows))),
