@@ -6,9 +6,9 @@ Nothing here computes. Every other package may import this one; it imports only 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,26 +71,33 @@ class SamplingParams:
     verification: Literal["coupled", "rejection"] = "coupled"
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
         _check("temperature", self.temperature, 0.0, 100.0)
-        _check("top_k", self.top_k, -1, 2**31 - 1)
         _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check("min_p", self.min_p, 0.0, 1.0)
-        _check("max_tokens", self.max_tokens, 0, 2**31 - 1)
-        _check("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        _check("seed", self.seed, -(2**63), 2**64 - 1)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _check("logprobs", self.logprobs, 0, 100)
-        _check("n", self.n, 1, 128)
-        for token, bias in self.logit_bias.items():
-            _check(f"logit_bias[{token}]", bias, -1e4, 1e4)
-        if any(not s for s in self.stop):
+        _check_whole("top_k", self.top_k, -1, 2**31 - 1)
+        _check_whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        _check_whole("n", self.n, 1, 128)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, -(2**63), 2**64 - self.n)  # the last answer's is seed + n - 1
+        if self.max_tokens is not None:
+            _check_whole("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0, 100)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos is {self.ignore_eos!r}", "give True or False")
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(token_ids("stop_token_ids", self.stop_token_ids)))
+        if not isinstance(self.logit_bias, Mapping):
             raise RequestError(
-                "stop holds an empty string", "remove it; every text contains the empty string"
+                f"logit_bias is {self.logit_bias!r}, not a mapping", "give {token id: bias}, as in {42: -1.5}"
             )
+        for token, bias in zip(
+            token_ids("logit_bias", self.logit_bias), self.logit_bias.values(), strict=True
+        ):
+            _check(f"logit_bias[{token}]", bias, -1e4, 1e4)
         if self.verification not in ("coupled", "rejection"):
             raise RequestError(f"verification is {self.verification!r}", "use 'coupled' or 'rejection'")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -104,7 +111,7 @@ class SamplingParams:
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
-                raise RequestError(f"unknown sampling parameter {name!r}", suggest(name, known))
+                raise RequestError(f"unknown sampling parameter {name!r}", suggest(str(name), known))
         return cls(**values)
 
     @property
@@ -112,14 +119,48 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def _check(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
-    if value is None:
-        return
+def _check(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise RequestError(f"{name} is {value!r}, not a number", f"give a number from {low} to {high}")
     if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
         bounds = f"{'above' if open_low else 'from'} {low} to {high}"
         raise RequestError(f"{name} is {value}", f"give a value {bounds}")
+
+
+def _check_whole(name: str, value: object, low: int, high: int) -> None:
+    if not is_whole(value) or not low <= value <= high:
+        raise RequestError(f"{name} is {value!r}", f"give a whole number from {low} to {high}")
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value from outside is a whole number; True and 3.0 are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _strings(name: str, values: object) -> tuple[str, ...]:
+    found = (values,) if isinstance(values, str) else values
+    if isinstance(found, bytes) or not isinstance(found, Sequence):
+        raise RequestError(f"{name} is {values!r}", "give a string or a list of strings")
+    for one in found:
+        if not isinstance(one, str):
+            raise RequestError(f"{name} holds {one!r}, not a string", "give a string or a list of strings")
+        if not one:
+            raise RequestError(
+                f"{name} holds an empty string", "remove it; every text contains the empty string"
+            )
+    return tuple(found)
+
+
+def token_ids(name: str, values: object) -> list[int]:
+    """Token ids that came from outside, as ints. Raises RequestError for anything else; the range is not
+    checked, since it is the model's."""
+    if isinstance(values, str | bytes | bytearray | memoryview) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} is {values!r}", "give a list of token ids")
+    found = list(values)
+    for one in found:
+        if not is_whole(one):
+            raise RequestError(f"{name} holds {one!r}, not a token id", "token ids are whole numbers")
+    return [int(one) for one in found]
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ import tracemalloc
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 
 import paceline
@@ -90,7 +91,28 @@ def test_x1_empty_prompt_without_bos_is_refused_and_the_next_is_served() -> None
 
 
 @pytest.mark.parametrize(
-    "prompt", [[1, "a"], [1.5], [True], 7, [{"role": "user", "content": "x"}, 3], [VOCAB_SIZE], [-1]]
+    "prompt",
+    [
+        [1, "a"],
+        [1.5],
+        [True],
+        [np.True_],
+        7,
+        None,
+        b"ab",
+        bytearray(b"ab"),
+        memoryview(b"ab"),
+        {"role": "user", "content": "x"},
+        [{"role": "user", "content": "x"}, 3],
+        ["a", 5],
+        ["a", None],
+        [[1], b"ab"],
+        [[[1]]],
+        [VOCAB_SIZE],
+        [-1],
+        [10**30],
+        "\ud800",
+    ],
 )
 def test_prompts_of_no_sensible_type_are_refused(prompt: Any) -> None:
     llm = llm_for()
@@ -105,6 +127,48 @@ def test_prompts_of_no_sensible_type_are_refused(prompt: Any) -> None:
 def test_ids_outside_the_vocabulary_are_refused(params: SamplingParams) -> None:
     with pytest.raises(RequestError, match="outside"):
         llm_for().generate(PROMPT, params)
+
+
+@pytest.mark.parametrize("prediction", [5, b"ab", ["a"], [1.5], [True], [None], {"a": 1}, [-1], [VOCAB_SIZE]])
+def test_predictions_of_no_sensible_type_are_refused(prediction: Any) -> None:
+    llm = llm_for()
+    with pytest.raises(RequestError, match="the prediction"):
+        llm.generate(PROMPT, GREEDY, prediction=prediction)
+    assert idle(llm)
+
+
+def test_a_prediction_may_be_an_array() -> None:
+    llm = llm_for()
+    text = llm.generate(PROMPT, GREEDY, speculate="off").tokens
+    assert llm.generate(PROMPT, GREEDY, prediction=np.array(text)).tokens == text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("params", [5, "x", {}, {"temperature": 0}, [5], ["x"], [None]])
+def test_params_must_be_sampling_params(params: Any) -> None:
+    llm = llm_for()
+    with pytest.raises(RequestError, match="params is"):
+        llm.generate(PROMPT, params)
+    with pytest.raises(RequestError, match="params is"):
+        llm.stream(PROMPT, params)
+    assert idle(llm)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [1], b"x"])
+def test_only_text_can_be_tokenized(wrong: Any) -> None:
+    with pytest.raises(RequestError, match="the text is of type"):
+        llm_for().tokenize(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "abc", b"x", [1.5], [True], ["a"], [-1], [10**30]])
+def test_only_token_ids_can_be_detokenized(wrong: Any) -> None:
+    with pytest.raises(RequestError, match="id"):
+        llm_for().detokenize(wrong)
+
+
+@pytest.mark.parametrize("model", [None, 5, b"smollm2", [1]])
+def test_a_model_is_named_by_text_or_path(model: Any) -> None:
+    with pytest.raises(UsageError, match="the model is"):
+        LLM(model)
 
 
 def test_several_prompts_come_back_in_order() -> None:
@@ -218,9 +282,9 @@ def test_unknown_options_of_llm_get_a_suggestion() -> None:
     assert "threads" in caught.value.hint
 
 
-@pytest.mark.parametrize("value", [0, 1, 513])
-def test_a_context_limit_the_model_does_not_have_is_refused(value: int) -> None:
-    with pytest.raises(UsageError, match=f"max_model_len is {value}"):
+@pytest.mark.parametrize("value", [0, 1, 513, 2.5, "5", True])
+def test_a_context_limit_the_model_does_not_have_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match=f"max_model_len is {value!r}"):
         llm_for(max_model_len=value)
 
 

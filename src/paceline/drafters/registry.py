@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from paceline.core import Drafter
+from paceline.core import Drafter, is_whole
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.suffix import SuffixDrafter
@@ -30,10 +32,21 @@ class Row:
     shared: tuple[str, ...] = ()
 
 
+def whole_number(value: Any) -> int:
+    """An option that came as text or as a number."""
+    if isinstance(value, str) or is_whole(value):
+        return int(value)
+    raise TypeError(value)
+
+
+def path(value: Any) -> str:
+    return os.fspath(Path(value))
+
+
 REGISTRY: dict[str, Row] = {
     "suffix": Row(
         SuffixDrafter,
-        {"max_tokens": ("max_tokens", int), "file": ("file", str)},
+        {"max_tokens": ("max_tokens", whole_number), "file": ("file", path)},
         ("suffix-decoding", "ngram-cache"),
         ("vocab_size", "identity"),
     ),
@@ -41,10 +54,10 @@ REGISTRY: dict[str, Row] = {
     "ngram": Row(
         NgramDrafter,
         {
-            "min": ("shortest", int),
-            "max": ("longest", int),
-            "prompt_lookup_min": ("shortest", int),
-            "prompt_lookup_max": ("longest", int),
+            "min": ("shortest", whole_number),
+            "max": ("longest", whole_number),
+            "prompt_lookup_min": ("shortest", whole_number),
+            "prompt_lookup_max": ("longest", whole_number),
         },
         ("prompt-lookup", "pld", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"),
     ),
@@ -117,7 +130,9 @@ def create(spec: Spec, *, vocab_size: int, identity: str = "") -> Drafter:
         try:
             arguments[keyword] = convert(value)
         except (TypeError, ValueError):
-            raise UsageError(f"option {key} of {name} is {value!r}", f"give a {convert.__name__}") from None
+            raise UsageError(
+                f"option {key} of {name} is {value!r}", f"give a {convert.__name__.replace('_', ' ')}"
+            ) from None
     offers = {"vocab_size": vocab_size, "identity": identity}
     return row.build(**arguments, **{key: offers[key] for key in row.shared})
 
@@ -150,7 +165,7 @@ def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
 
 def _draft_length(value: Any) -> int:
     try:
-        length = int(value)
+        length = whole_number(value)
     except (TypeError, ValueError):
         length = 0
     if not 1 <= length <= 64:

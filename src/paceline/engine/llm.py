@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, overload
 
-from paceline.core import Completion, SamplingParams, Target
+from paceline.core import Completion, SamplingParams, Target, is_whole, token_ids
 from paceline.drafters import registry
 from paceline.engine.engine import Engine
 from paceline.engine.request import Chunk, Request
@@ -65,6 +65,8 @@ class LLM:
             raise UsageError(f"LLM has no option {name!r}", suggest(name, known))
         from paceline.models.target import NativeTarget  # the native part loads only when a model does
 
+        if not isinstance(model, str | os.PathLike | GGUFFile):
+            raise UsageError(f"the model is {model!r}", "give a path, an alias, or an open GGUFFile")
         registry.configure(speculate, vocab_size=1)  # a typo shows before gigabytes are read
         file = model if isinstance(model, GGUFFile) else GGUFFile.open(hub.resolve(os.fspath(model)))
         self._assemble(
@@ -112,9 +114,11 @@ class LLM:
         pass_time: PassTime | None,
         file: GGUFFile | None,
     ) -> None:
-        if max_model_len is not None and not 2 <= max_model_len <= target.context_limit:
+        if max_model_len is not None and not (
+            is_whole(max_model_len) and 2 <= max_model_len <= target.context_limit
+        ):
             raise UsageError(
-                f"max_model_len is {max_model_len}", f"give a value from 2 to {target.context_limit}"
+                f"max_model_len is {max_model_len!r}", f"give a value from 2 to {target.context_limit}"
             )
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -200,14 +204,15 @@ class LLM:
         completions carries it whole. Breaking off is safe: what was begun is cancelled."""
         if _is_several(prompt):
             raise RequestError("stream takes one prompt", "use generate for several")
-        return self._submit([self._prepare(prompt, params or SamplingParams(), speculate, prediction)])
+        (its,) = _params_for([prompt], params)
+        return self._submit([self._prepare(prompt, its, speculate, prediction)])
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text prompt, as `generate` would use them."""
         return self.tokenizer.encode(text, parse_special=True)
 
     def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return self.tokenizer.decode(ids, skip_special=skip_special)
+        return self.tokenizer.decode(token_ids("the list of ids", ids), skip_special=skip_special)
 
     def clear(self) -> None:
         """Forget cached prompts and what drafters learnt from earlier answers."""
@@ -243,20 +248,21 @@ class LLM:
             self.speculate if speculate is None else speculate, predicting=prediction is not None
         )
         ids = self._ids(prompt)
-        seed = int.from_bytes(os.urandom(6)) if params.seed is None else params.seed
-        return _Prepared(ids, params, planner, seed, [int(i) for i in prediction or ()])
+        seed = int.from_bytes(os.urandom(6)) if params.seed is None else int(params.seed)
+        expected = [] if prediction is None else token_ids("the prediction", prediction)
+        return _Prepared(ids, params, planner, seed, expected)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             ids = self.tokenize(prompt)
-        elif messages := [message for message in prompt if isinstance(message, Mapping)]:
+        elif messages := [message for message in _parts(prompt) if isinstance(message, Mapping)]:
             if self.chat_template is None:
                 raise RequestError("this model has no chat template", "give the prompt as text")
             if len(messages) < len(prompt):
                 raise RequestError("the prompt mixes messages with something else", "give messages only")
             ids = self.chat_template.encode(self.tokenizer, messages)
         else:
-            ids = [_id(token) for token in prompt]
+            ids = token_ids("the prompt", prompt)
         if not ids and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id]
         return ids
@@ -394,13 +400,17 @@ class _Prepared(NamedTuple):
 
 
 def _is_several(prompt: object) -> bool:
-    if isinstance(prompt, str):
-        return False
-    if not isinstance(prompt, Sequence):
+    parts = _parts(prompt)
+    return not isinstance(prompt, str) and len(parts) > 0 and isinstance(parts[0], Sequence)
+
+
+def _parts(prompt: object) -> Sequence[Any]:
+    """The prompt, which can be anything that a caller passed, as characters, ids, messages or prompts."""
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise RequestError(
             f"the prompt is of type {type(prompt).__name__}", "give text, token ids or messages"
         )
-    return len(prompt) > 0 and isinstance(prompt[0], Sequence)
+    return prompt
 
 
 def _params_for(
@@ -408,18 +418,14 @@ def _params_for(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence) or any(not isinstance(its, SamplingParams) for its in params):
+        raise RequestError(f"params is {params!r}", "give SamplingParams(...), or a list of them")
     if len(params) != len(prompts):
         raise RequestError(
             f"{len(params)} sampling parameters for {len(prompts)} prompts",
             "give one for all or one for each",
         )
     return list(params)
-
-
-def _id(token: object) -> int:
-    if isinstance(token, bool) or not hasattr(token, "__index__"):
-        raise RequestError(f"the prompt holds {token!r}, not a token id", "give text, token ids or messages")
-    return int(token.__index__())
 
 
 def _identity(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.core import Floats, Ids, Output, Rows
+from paceline.core import Floats, Ids, Output, Rows, is_whole
 from paceline.errors import ModelFileError, ResourceError, UsageError, suggest
 from paceline.models.config import DecoderConfig
 from paceline.models.registry import recorder
@@ -160,8 +160,8 @@ def _cache_bytes(config: DecoderConfig) -> int:
 
 def _context(config: DecoderConfig, wanted: int | None, weights: int) -> int:
     """Longest sequence: as asked, or as the model and the free memory allow."""
-    if wanted is not None and not 2 <= wanted <= config.context_length:
-        raise UsageError(f"max_model_len is {wanted}", f"give a value from 2 to {config.context_length}")
+    if wanted is not None and not (is_whole(wanted) and 2 <= wanted <= config.context_length):
+        raise UsageError(f"max_model_len is {wanted!r}", f"give a value from 2 to {config.context_length}")
     free = _free_memory()
     if free is None:
         return wanted or config.context_length
@@ -199,9 +199,9 @@ def _free_memory() -> int | None:
 def _threads(wanted: int | None) -> int:
     if wanted is None:
         return physical_cores()
-    if not 1 <= wanted <= 256:
+    if not is_whole(wanted) or not 1 <= wanted <= 256:
         raise UsageError(
-            f"threads is {wanted}", "give a value from 1 to 256; None means one per physical core"
+            f"threads is {wanted!r}", "give a value from 1 to 256; None means one per physical core"
         )
     return wanted
 

@@ -67,7 +67,7 @@ class Tokenizer:
             breaker: a character that keeps text around it from being recognised as a special token
                 and is then dropped; chat templates use it on what users wrote.
         """
-        _refuse_surrogates(text)
+        _refuse_what_is_no_text(text)
         ids = [self.bos_id] if add_special and self.bos_id is not None and self.add_bos else []
         ids += self._parts(text, self._special if parse_special else self._marked, breaker)
         if add_special and self._vocabulary.add_eos and self.eos_id is not None:
@@ -205,7 +205,9 @@ def _any_of(starts: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(patterns)) if patterns else None
 
 
-def _refuse_surrogates(text: str) -> None:
+def _refuse_what_is_no_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"the text is of type {type(text).__name__}", "give a str")
     try:
         text.encode()
     except UnicodeEncodeError as error:
