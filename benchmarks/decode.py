@@ -79,6 +79,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama-server", type=Path, help="binary of llama.cpp's server")
     parser.add_argument("--llama-settings", default=",".join(llama_cpp.SETTINGS), help="default: all known")
     parser.add_argument("--genai-python", type=Path, help="Python that has openvino-genai")
+    parser.add_argument("--genai-model", type=Path, help="converted model folder; default: the GGUF itself")
     parser.add_argument("--genai-settings", default=",".join(GENAI_SETTINGS))
     parser.add_argument("--name", help="of the result files; default: from the model's")
     return parser.parse_args()
@@ -108,11 +109,9 @@ def open_arms(stack: contextlib.ExitStack, llm: LLM, asked: argparse.Namespace) 
         )
         yield peers[-1]
     for setting in asked.genai_settings.split(",") if asked.genai_python else ():
-        peers.append(
-            OpenVinoArm(
-                asked.genai_python, asked.model, setting, threads=asked.threads, log=logs / f"genai-{setting}"
-            )
-        )
+        model = asked.genai_model or asked.model
+        log = logs / f"genai-{setting}"
+        peers.append(OpenVinoArm(asked.genai_python, model, setting, threads=asked.threads, log=log))
         yield peers[-1]
 
 

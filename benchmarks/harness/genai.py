@@ -19,13 +19,14 @@ SETTINGS: dict[str, dict[str, int]] = {
 
 
 class OpenVinoArm:
-    """One pipeline that reads the GGUF itself (its reader knows Q4_0, Q4_1 and Q8_0, not the K types)."""
+    """One pipeline, over a converted model's folder or over a GGUF of Q4_0, Q4_1 or Q8_0."""
 
     remembers = False
 
     def __init__(self, python: Path, model: Path, setting: str, *, threads: int, log: Path) -> None:
         self.name = f"openvino {setting}"
         self._settings = SETTINGS[setting]
+        self._model = model.name
         self._threads = threads
         worker = Path(__file__).with_name("genai_worker.py")
         with log.open("wb") as sink:
@@ -39,7 +40,8 @@ class OpenVinoArm:
         self.version = str(self._read(log).get("version"))
 
     def describe(self) -> dict[str, Any]:
-        return {"engine": f"openvino-genai {self.version}", "threads": self._threads, **self._settings}
+        engine = {"engine": f"openvino-genai {self.version}", "model": self._model}
+        return engine | {"threads": self._threads} | self._settings
 
     def answer(self, ids: Sequence[int], max_tokens: int) -> Answer:
         assert self._process.stdin is not None
