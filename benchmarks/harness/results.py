@@ -15,7 +15,10 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 def write(name: str, result: dict[str, Any], markdown: str, folder: Path = RESULTS) -> None:
     """Write `name`.json with provenance, and `name`.md; what was there before is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {"provenance": provenance()} | result
+    origin = provenance()
+    # Where files lie on one machine tells others nothing; their names and hashes do.
+    origin["argv"] = [Path(word).name if Path(word).is_absolute() else word for word in origin["argv"]]
+    whole = {"provenance": origin} | result
     (folder / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(markdown, encoding="utf-8")
     print(markdown)
