@@ -94,25 +94,23 @@ def open_arms(stack: contextlib.ExitStack, llm: LLM, asked: argparse.Namespace) 
         if warm:  # cold arms make an LLM forget
             own = stack.enter_context(LLM(asked.model, threads=asked.threads, max_model_len=asked.context))
         yield PacelineArm(own, speculate, warm=bool(warm))
-    peers: list[Arm] = []
-    stack.callback(lambda: [peer.close() for peer in peers])
     for setting in asked.llama_settings.split(",") if asked.llama_server else ():
-        peers.append(
-            llama_cpp.LlamaServerArm(
-                asked.llama_server,
-                asked.model,
-                setting,
-                threads=asked.threads,
-                context=asked.context,
-                log=logs / setting,
-            )
+        server = llama_cpp.LlamaServerArm(
+            asked.llama_server,
+            asked.model,
+            setting,
+            threads=asked.threads,
+            context=asked.context,
+            log=logs / setting,
         )
-        yield peers[-1]
+        stack.callback(server.close)
+        yield server
     for setting in asked.genai_settings.split(",") if asked.genai_python else ():
         model = asked.genai_model or asked.model
         log = logs / f"genai-{setting}"
-        peers.append(OpenVinoArm(asked.genai_python, model, setting, threads=asked.threads, log=log))
-        yield peers[-1]
+        pipeline = OpenVinoArm(asked.genai_python, model, setting, threads=asked.threads, log=log)
+        stack.callback(pipeline.close)
+        yield pipeline
 
 
 def run(

@@ -40,8 +40,6 @@ class Arm(Protocol):
 
     def answer(self, ids: Sequence[int], max_tokens: int) -> Answer: ...
 
-    def close(self) -> None: ...
-
 
 class PacelineArm:
     """Our engine in this process. The clock is the caller's: it runs from the first chunk received to the
@@ -75,6 +73,3 @@ class PacelineArm:
         completion = chunks[-1].completion
         assert completion is not None
         return Answer(completion.tokens, completion.timings.prefill_s, last - first, completion.speculation)
-
-    def close(self) -> None:
-        """The model is the caller's."""
