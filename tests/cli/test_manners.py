@@ -114,6 +114,10 @@ def test_a_real_process_exits_with_2_too() -> None:
         (["generate", "smollm2", "a", "--temperature", "hot"], "Invalid value for '--temperature'"),
         (["generate", "smollm2", "a", "--logprobs", "3"], "--logprobs shows nothing without --json"),
         (["generate", "smollm2", "a", "--threads", "0"], "Invalid value for '--threads'"),
+        (["doctor", "--threads", "257"], "Invalid value for '--threads'"),
+        (["generate", "smollm2", "a", "--speculate", ""], "--speculate names no drafter"),
+        (["generate", "smollm2", "a", "--speculate", " , "], "--speculate names no drafter"),
+        (["bench", "smollm2", "--prompts", PROMPTS, "--speculate", ","], "--speculate names no arm"),
         (["bench", "smollm2", "--prompts", "/nowhere/at/all"], "cannot read prompts"),
         (["bench", "smollm2", "--prompts", "x", "--json", "/nowhere/at/all"], "no folder /nowhere/at"),
         (["bench", "smollm2", "--prompts", "x", "--warm", "--repeat", "2"], "--warm with --repeat"),
@@ -170,29 +174,58 @@ def test_pull_prints_the_path(smollm2_path: Path) -> None:
     assert found == {"model": "smollm2", "path": str(smollm2_path), "bytes": 98_362_432}
 
 
-def test_a_closed_pipe_ends_the_program_quietly(smollm2_path: Path) -> None:
+ANSWERS = [["show", "smollm2", "--json"], ["--help"], ["generate", "--help"], ["--version"]]
+
+
+@pytest.mark.usefixtures("smollm2_path")
+@pytest.mark.parametrize("arguments", ANSWERS)
+def test_a_closed_pipe_ends_the_program_quietly(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run(
-            [*COMMAND, "show", str(smollm2_path), "--json"], stdout=write, stderr=subprocess.PIPE, check=False
-        )
+        done = subprocess.run([*COMMAND, *arguments], stdout=write, stderr=subprocess.PIPE, check=False)
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_an_error_without_a_traceback(smollm2_path: Path) -> None:
+@pytest.mark.usefixtures("smollm2_path")
+@pytest.mark.parametrize("arguments", ANSWERS)
+def test_a_full_disk_is_an_error_without_a_traceback(arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [*COMMAND, "show", str(smollm2_path), "--json"], stdout=full, stderr=subprocess.PIPE, check=False
-        )
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, check=False)
     error = done.stderr.decode()
     assert done.returncode == 1
     assert error.startswith("error: [Errno 28]")
     assert "Traceback" not in error
     assert "Exception ignored" not in error
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["generate", "smollm2", "hi", "-n", "2"], 0), (["show", "smollm2", "--jsno"], 2), (["show", "/"], 1)],
+)
+@pytest.mark.usefixtures("smollm2_path")
+def test_a_full_disk_under_stderr_changes_nothing_else(arguments: list[str], code: int) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=full, check=False)
+    assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+
+
+def test_ctrl_c_during_the_imports_ends_quietly() -> None:
+    code = """
+import runpy, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("paceline", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_closed_streams_are_no_crash(smollm2_path: Path) -> None:

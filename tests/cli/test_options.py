@@ -176,14 +176,17 @@ def test_values_out_of_range_are_usage_errors(flags: SamplingFlags) -> None:
         flags.params()
 
 
-def test_a_list_variable_that_is_broken_json_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("value", "message"), [('["unfinished', "is not JSON"), ("[null]", "holds more than strings")]
+)
+def test_a_list_variable_that_holds_no_list_of_strings_is_refused(
+    value: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @verb
     def command(*, sampling: SamplingFlags, engine: Annotated[int, "unused"] = 0) -> None:
         pytest.fail("the verb must not run")
 
-    monkeypatch.setenv("PACELINE_STOP", '["unfinished')
+    monkeypatch.setenv("PACELINE_STOP", value)
     values = {f.name: getattr(SamplingFlags(), f.name) for f in fields(SamplingFlags)}
     assert command(**values, engine=0) == 2
-    assert "PACELINE_STOP is not JSON" in capsys.readouterr().err
+    assert f"PACELINE_STOP {message}" in capsys.readouterr().err

@@ -64,6 +64,8 @@ class ArmFlags:
         from paceline.tools.bench import parse_speculation
 
         specs = [spec for text in self.speculate or ["off,auto"] for spec in split_specs(text)]
+        if not specs and not self.against:
+            raise UsageError("--speculate names no arm", "give off, auto, or a drafter's name")
         for spec in specs:
             parse_speculation(spec)
         return specs

@@ -10,7 +10,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.display import count_progress
 from paceline.cli.loading import load, locate
-from paceline.cli.options import DEMO_MODEL, MachineFlags, Model
+from paceline.cli.options import DEMO_MODEL, MachineFlags, Model, Threads
 from paceline.cli.verb import verb
 from paceline.tools.check import RowFault, TextFault, row_faults, text_faults
 
@@ -21,7 +21,7 @@ def command(
     *,
     cases: Annotated[int, typer.Option("--cases", min=1, help="Random requests to compare")] = 40,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Of the random requests")] = 0,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, max=1024)] = None,
+    threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="Print one object")] = False,
 ) -> int:
     from paceline.models.target import NativeTarget

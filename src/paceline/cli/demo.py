@@ -11,7 +11,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.display import stdout
 from paceline.cli.loading import load, locate
-from paceline.cli.options import DEMO_MODEL, MachineFlags, Model
+from paceline.cli.options import DEMO_MODEL, MachineFlags, Model, Threads
 from paceline.cli.summary import as_object, decode_rate, in_words
 from paceline.cli.verb import verb
 from paceline.core import SamplingParams
@@ -27,7 +27,7 @@ def command(
     *,
     prompt: Annotated[str, typer.Option("--prompt", help="Default: edit a small program")] = PROMPT,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2, help="Longest answer")] = 256,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, max=1024)] = None,
+    threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="Print one object, and show nothing else")] = False,
 ) -> int:
     locate(model)

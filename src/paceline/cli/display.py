@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +30,12 @@ def stdout() -> Console:
 
 def stderr() -> Console:
     return QuietConsole(file=sys.stderr, highlight=False)
+
+
+def waiting(label: str) -> AbstractContextManager[Any]:
+    """Something that moves on a terminal while the body runs; elsewhere nothing."""
+    console = stderr()
+    return console.status(label) if console.is_terminal else nullcontext()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import terminal
+from paceline.cli.options import Threads
 from paceline.cli.verb import verb
 from paceline.tools.doctor import Diagnosis, diagnose
 
@@ -15,9 +16,7 @@ from paceline.tools.doctor import Diagnosis, diagnose
 @verb
 def command(
     *,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Measure bandwidth with this many")
-    ] = None,
+    threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="Print one object")] = False,
 ) -> int:
     found = diagnose(threads)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.display import byte_progress, stderr
+from paceline.cli.display import byte_progress, waiting
 from paceline.cli.options import MachineFlags
 from paceline.weights import hub
 
@@ -21,7 +21,7 @@ def load(model: str, machine: MachineFlags, speculate: Speculate) -> tuple[LLM, 
 
     path = locate(model)
     started = time.perf_counter()
-    with stderr().status(f"Loading {path.name}"):  # shows on a terminal only
+    with waiting(f"Loading {path.name}"):
         llm = LLM(path, speculate=speculate, threads=machine.threads, max_model_len=machine.max_model_len)
     return llm, path, time.perf_counter() - started
 

@@ -91,6 +91,10 @@ def run(arguments: list[str]) -> int:
         where = getattr(getattr(error, "ctx", None), "command_path", "paceline")
         terminal.note(f"hint: `{where} --help` lists what there is")
         return error.exit_code
+    except SystemExit:  # typer's own way out when a reader of --help closes the pipe
+        return terminal.lost(BrokenPipeError())
+    except OSError as error:
+        return terminal.lost(error)
     except (KeyboardInterrupt, typer.Abort):
         return 130
 

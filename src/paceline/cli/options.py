@@ -35,13 +35,16 @@ def list_flag(*names: str, help: str) -> Any:
     return typer.Option(*names, help=f"{help}  [env var: {variable}]", allow_from_autoenv=False)
 
 
+Threads = Annotated[
+    int | None, _flag("--threads", "-t", min=1, max=256, help="Default: one per physical core")
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MachineFlags:
     """How the model is loaded."""
 
-    threads: Annotated[
-        int | None, _flag("--threads", "-t", min=1, max=1024, help="Default: one per physical core")
-    ] = None
+    threads: Threads = None
     max_model_len: Annotated[
         int | None,
         _flag("--max-model-len", "--ctx-size", "-c", min=1, help="Most tokens of prompt and answer together"),
@@ -76,7 +79,9 @@ class EngineFlags(MachineFlags):
                     "--speculative-config excludes the other speculation flags", "use one or the other"
                 )
             return [_json_object("--speculative-config", self.speculative_config)]
-        specs = [spec for text in self.speculate for spec in split_specs(text)] or ["auto"]
+        specs = [spec for text in self.speculate or ["auto"] for spec in split_specs(text)]
+        if not specs:
+            raise UsageError("--speculate names no drafter", "give off, auto, or a drafter's name")
         if "off" in specs:
             if len(specs) > 1 or self.num_speculative_tokens != "auto":
                 raise UsageError(

@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import terminal
 from paceline.cli.loading import locate
-from paceline.cli.options import DEMO_MODEL, Model
+from paceline.cli.options import DEMO_MODEL, Model, Threads
 from paceline.cli.verb import verb
 from paceline.tools.profile import Profile, profile
 from paceline.tools.provenance import provenance
@@ -19,9 +19,7 @@ from paceline.tools.provenance import provenance
 def command(
     model: Model = DEMO_MODEL,
     *,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Default: one per physical core")
-    ] = None,
+    threads: Threads = None,
     context: Annotated[
         int, typer.Option("--context", min=0, help="Tokens in the KV cache during a pass")
     ] = 128,

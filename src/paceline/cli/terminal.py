@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TextIO
 
 # A model can write escape sequences; a terminal would obey them.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -42,8 +43,11 @@ def write_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def note(text: str) -> None:
-    """Tell the user something that is not the answer."""
-    print(text, file=sys.stderr, flush=True)
+    """Tell the user something that is not the answer; where nobody can read it, that is no failure."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
 
 
 def flush() -> None:
@@ -51,6 +55,15 @@ def flush() -> None:
     sys.stdout.flush()
 
 
-def drop_stdout() -> None:
+def lost(error: OSError) -> int:
+    """Stdout can no longer be written: say why, unless its reader just went away; return the exit code."""
+    _drop(sys.stdout)
+    if isinstance(error, BrokenPipeError):
+        return 0
+    note(f"error: {error}\nhint: check the disk, and where the output goes")
+    return 1
+
+
+def _drop(stream: TextIO) -> None:
     """Send what is still buffered nowhere, so that the interpreter does not complain while it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

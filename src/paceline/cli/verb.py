@@ -35,13 +35,8 @@ def verb(function: Callable[..., int | None]) -> Callable[..., int]:
             if error.hint:
                 terminal.note(f"hint: {error.hint}")
             return error.exit_code
-        except BrokenPipeError:
-            terminal.drop_stdout()
-            return 0
-        except OSError as error:  # a full disk under stdout, a device that went away
-            terminal.note(f"error: {error}\nhint: check the disk, and where the output goes")
-            terminal.drop_stdout()
-            return 1
+        except OSError as error:  # a closed pipe or full disk under stdout, a device that went away
+            return terminal.lost(error)
         except KeyboardInterrupt:
             terminal.note("interrupted")
             return 130
@@ -83,4 +78,6 @@ def _from_environment(f: Field[Any], value: Any) -> Any:
         found = json.loads(text)
     except ValueError as error:
         raise UsageError(f"PACELINE_{f.name.upper()} is not JSON: {error}", 'write ["one", "two"]') from None
-    return [str(item) for item in found]
+    if not all(isinstance(item, str) for item in found):
+        raise UsageError(f"PACELINE_{f.name.upper()} holds more than strings", 'write ["one", "two"]')
+    return list(found)
