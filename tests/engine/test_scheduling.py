@@ -69,6 +69,25 @@ def test_preempted_requests_are_recomputed_and_write_the_same() -> None:
     assert requests[0].order not in preempted  # the oldest always gets on
 
 
+@pytest.mark.parametrize("pages", range(8, 14))
+@pytest.mark.parametrize("max_rows", [5, 9, 64])
+def test_answers_that_share_a_prompt_may_start_while_it_is_recomputed(pages: int, max_rows: int) -> None:
+    """The first of n answers gives way to an older request; the others come up before it is back in place."""
+    engine = engine_for(pages=pages, page_size=8, context_limit=64, max_rows=max_rows)
+    planner = FixedPlanner()
+    requests, alone = [submit(engine, PROMPTS[3])], [plain(PROMPTS[3])]
+    for prompt in (PROMPTS[2], PROMPTS[0]):
+        leader = None
+        for index in range(4):
+            params = SamplingParams(temperature=1.0, max_tokens=30, seed=index)
+            request = engine.add(prompt, params, planner, seed=index, leader=leader, index=index)
+            leader = leader or request
+            requests.append(request)
+            alone.append(plain(prompt, params))
+    for done, other in zip(alone, finish(engine, *requests), strict=True):
+        same(done, other)
+
+
 def test_more_requests_than_rows_wait_their_turn() -> None:
     engine = engine_for(max_rows=2)
     requests = [submit(engine, prompt) for prompt in PROMPTS * 3]

@@ -254,9 +254,10 @@ class Engine:
 
     def _open(self, request: Request) -> KVSequence:
         leader, request.leader = request.leader, None
-        tokens = request.context.tokens
-        if leader is not None and leader.sequence is not None and not request.generated:
-            return self.cache.fork(leader.sequence, len(tokens) - 1)
+        tokens, there = request.context.tokens, None if leader is None else leader.sequence
+        # A leader that was sent back and is being recomputed holds only part of the prompt.
+        if there is not None and len(there) >= len(tokens) - 1 and not request.generated:
+            return self.cache.fork(there, len(tokens) - 1)
         return self.cache.open(tokens)
 
     def _secure(self, request: Request) -> None:
