@@ -39,6 +39,7 @@ void check_rows(const Program& p, const Rows& r, int64_t vocabulary) {
     check(r.parents[i] >= -1 && r.parents[i] < i, "rows: parent not before its child");
     check(r.parents[i] < 0 || (r.sequences[r.parents[i]] == r.sequences[i] && r.positions[r.parents[i]] + 1 == r.positions[i]),
           "rows: parent of another sequence or position");
+    check(r.parents[i] >= 0 || r.slots[i] == r.positions[i], "rows: a row without parent not in its own slot");
     const int32_t* table = r.tables + r.sequences[i] * r.table_width;
     for (int page = 0; page <= r.slots[i] / s.page_size; ++page)
       check(table[page] >= 0 && table[page] < s.pages, "rows: page id out of range");
@@ -110,6 +111,8 @@ std::vector<std::string> instruction_sets() {
 NB_MODULE(_core, m) {
   m.def("read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
         "Bytes per second that this many threads read from memory together.");
+  m.def("packed_bytes", [](int type, int64_t rows, int64_t cols) { return paceline::describe_weight(type, rows, cols).bytes(); },
+        nb::arg("type"), nb::arg("rows"), nb::arg("cols"), "Bytes that a weight matrix takes in memory.");
   m.def("instruction_sets", &instruction_sets, "Kernel sets this CPU can run, best first.");
 
   nb::class_<Program>(m, "Program")
@@ -154,6 +157,8 @@ NB_MODULE(_core, m) {
            [](Program& p, Ints table, Ints from, Ints to) {
              check(from.shape(0) == to.shape(0), "move: arrays of different length");
              auto end = static_cast<int32_t>(table.shape(0)) * p.shape_.page_size;
+             for (size_t i = 0; i < table.shape(0); ++i)
+               check(table.data()[i] >= 0 && table.data()[i] < p.shape_.pages, "move: page id out of range");
              for (size_t i = 0; i < from.shape(0); ++i)
                check(from.data()[i] >= 0 && from.data()[i] < end && to.data()[i] >= 0 && to.data()[i] < end, "move: slot out of range");
              p.move(table.data(), from.data(), to.data(), static_cast<int>(from.shape(0)));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <cfenv>
 #include <cstdint>
 #include <functional>
 #include <thread>
@@ -16,6 +17,22 @@
 #endif
 
 namespace paceline {
+
+// Rounding to nearest and no flushing of denormals for as long as it lives, whatever some library has set on this
+// thread: results must not depend on who calls.
+class PlainArithmetic {
+ public:
+  PlainArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~PlainArithmetic() { std::fesetenv(&before_); }
+  PlainArithmetic(const PlainArithmetic&) = delete;
+  PlainArithmetic& operator=(const PlainArithmetic&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -35,6 +52,7 @@ void spin_until(Done done) {
 
 class Pool {
  public:
+  // Runs in every member with plain arithmetic.
   using Job = std::function<void(int member, uint32_t round)>;
 
   Pool(int threads, Job job);
@@ -50,8 +68,10 @@ class Pool {
 
  private:
   void serve(int member);
+  void dismiss();
 
   int threads_;
+  int process_;  // the members live in this one; a forked child has none of them, and does all work itself
   Job job_;
   alignas(64) std::atomic<uint32_t> round_{0};
   std::atomic<bool> stop_{false};

@@ -404,8 +404,9 @@ class AttentionOp : public Op {
     segments_ = 1;
     for (const RowTile& t : p.tiles_) segments_ = std::max(segments_, p.rows_.positions[t.first + t.count - 1] / kSegment + 1);
     int units = static_cast<int>(p.tiles_.size()) * s.kv_heads;
-    split_ = segments_ > 1 && units < 4 * p.threads() && units % p.threads();
-    if (split_) parts_.resize(static_cast<size_t>(p.rows_.count * s.heads * segments_) * static_cast<size_t>(s.head_dim + 2));
+    auto parts = static_cast<size_t>(p.rows_.count * s.heads * segments_) * static_cast<size_t>(s.head_dim + 2);
+    split_ = segments_ > 1 && units < 4 * p.threads() && units % p.threads() && parts <= kMostParts;
+    if (split_ && p.attention_parts_.size() < parts) p.attention_parts_.resize(parts);
     return {units * (split_ ? segments_ : 1), 1};
   }
   void work(Program& p, int, int u, int) override {
@@ -420,7 +421,7 @@ class AttentionOp : public Op {
     total.resize(static_cast<size_t>(s.head_dim));
     float best = 0, sum = 0;
     for (int seg = 0; seg <= p.rows_.positions[row] / kSegment; ++seg) {
-      const float* part = part_at(row, head, seg, s);
+      const float* part = part_at(p, row, head, seg);
       p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == 0);
     }
     p.kernels_.finish(total.data(), sum, out_.row(row) + head * s.head_dim, s.head_dim);
@@ -429,6 +430,7 @@ class AttentionOp : public Op {
  private:
   static constexpr int kLanes = 16;
   static constexpr int kBlocks = kSegment / kLanes;
+  static constexpr size_t kMostParts = size_t{16} << 20;  // 64 MiB; so many rows keep all members busy unsplit
 
   struct Scratch {
     std::vector<float> scores, best, sum, out, total_best, total_sum, total;
@@ -466,7 +468,7 @@ class AttentionOp : public Op {
           p.kernels_.merge(&scratch.total_best[n], &scratch.total_sum[n], scratch.total.data() + i * dim, scratch.best[n],
                            scratch.sum[n], out, dim, seg == 0);
         } else {
-          float* part = part_at(tile.first + i / group, h * group + i % group, seg, s);
+          float* part = part_at(p, tile.first + i / group, h * group + i % group, seg);
           part[0] = scratch.best[n];
           part[1] = scratch.sum[n];
           std::copy_n(out, dim, part + 2);
@@ -517,16 +519,16 @@ class AttentionOp : public Op {
     }
   }
 
-  float* part_at(int row, int head, int seg, const Shape& s) {
+  float* part_at(Program& p, int row, int head, int seg) const {
+    const Shape& s = p.shape_;
     auto index = (static_cast<size_t>(row) * static_cast<size_t>(s.heads) + static_cast<size_t>(head)) * static_cast<size_t>(segments_);
-    return parts_.data() + (index + static_cast<size_t>(seg)) * static_cast<size_t>(s.head_dim + 2);
+    return p.attention_parts_.data() + (index + static_cast<size_t>(seg)) * static_cast<size_t>(s.head_dim + 2);
   }
 
   int layer_;
   Buffer &q_, &out_;
   bool split_ = false;
   int segments_ = 1;
-  std::vector<float> parts_;
 };
 
 class FoldOp : public Op {
@@ -546,7 +548,7 @@ class HeadOp : public Op {
   HeadOp(const Program& p, Acts& in, const Weight& w)
       : Op("head"), in_(in), w_(w), tiles_(p, w), best_(static_cast<size_t>(p.threads())) {}
   Cut plan(Program& p) override {
-    for (auto& b : best_) b.assign(static_cast<size_t>(p.rows_.wanted_count), {-std::numeric_limits<float>::infinity(), 0});
+    for (auto& b : best_) b.assign(static_cast<size_t>(p.rows_.wanted_count), {-std::numeric_limits<float>::infinity(), -1});
     auto blocks = static_cast<int>(w_.blocks());
     return {blocks, chunk_of(p, blocks, w_.block_bytes)};
   }
@@ -554,7 +556,7 @@ class HeadOp : public Op {
     for (int b = first; b < last; b += kSet)
       set(p, b, std::min(kSet, last - b), p.rows_.wanted_count, best_[static_cast<size_t>(member)]);
   }
-  // After all blocks: equal bests go to the lowest id, whoever found them.
+  // After all blocks: equal bests go to the lowest id, whoever found them; -1 if no logit is a number.
   void decide(Program& p) const {
     for (size_t r = 0; r < static_cast<size_t>(p.rows_.wanted_count); ++r) {
       Best top = best_[0][r];
@@ -640,10 +642,13 @@ int Program::weight(int type, int64_t rows, int64_t cols, const uint8_t* file, s
     throw std::invalid_argument("weight data has " + std::to_string(file_bytes) + " bytes");
   uint8_t* data = allocate(w->bytes());
   std::atomic<int64_t> next{0};
+  std::atomic<bool> finite{true};
   together(threads(), [&](int) {
     constexpr int64_t kChunk = 64;
-    for (int64_t b; (b = next.fetch_add(kChunk)) < w->blocks();) pack_blocks(*w, file, data, b, std::min(b + kChunk, w->blocks()));
+    for (int64_t b; (b = next.fetch_add(kChunk)) < w->blocks();)
+      if (!pack_blocks(*w, file, data, b, std::min(b + kChunk, w->blocks()))) finite.store(false);
   });
+  if (!finite.load()) throw std::invalid_argument("weights that are infinite or not a number");
   w->data = data;
   weights_.push_back(std::move(w));
   return static_cast<int>(weights_.size()) - 1;
@@ -754,7 +759,7 @@ void Program::head(int in, int weight) {
 uint16_t* Program::cache_block(int layer, int which, int page, int kv_head, int block) {
   const Shape& s = shape_;
   size_t blocks = static_cast<size_t>(s.page_size / 16), size = static_cast<size_t>(16 * s.head_dim);
-  size_t index = ((static_cast<size_t>(layer) * static_cast<size_t>(s.pages) + static_cast<size_t>(page)) * static_cast<size_t>(s.kv_heads) +
+  size_t index = ((static_cast<size_t>(page) * static_cast<size_t>(s.layers) + static_cast<size_t>(layer)) * static_cast<size_t>(s.kv_heads) +
                   static_cast<size_t>(kv_head)) * 2 + static_cast<size_t>(which);
   return reinterpret_cast<uint16_t*>(cache_.data()) + (index * blocks + static_cast<size_t>(block)) * size;
 }
@@ -800,7 +805,7 @@ void Program::walk(int member, uint32_t pass) {
   for (auto& op : ops_) {
     for (int from, to; op->deal.take(pass, member, from, to); op->deal.finish(to - from)) op->work(*this, member, from, to);
     if (!op->deal.wait(pass)) return;
-    if (!timing_ || member != 0) continue;
+    if (member != 0 || !timing_) continue;
     auto now = Clock::now();
     op->nanoseconds += static_cast<uint64_t>(std::chrono::nanoseconds(now - last).count());
     last = now;
@@ -826,8 +831,8 @@ void Program::move(const int32_t* table, const int32_t* from, const int32_t* to,
 }
 
 void Program::copy_page(int from, int to) {
-  size_t bytes = static_cast<size_t>(shape_.page_size * shape_.head_dim * 2 * shape_.kv_heads) * sizeof(uint16_t);
-  for (int layer = 0; layer < shape_.layers; ++layer) std::memcpy(k_block(layer, to, 0, 0), k_block(layer, from, 0, 0), bytes);
+  size_t slot = static_cast<size_t>(shape_.layers) * 2 * static_cast<size_t>(shape_.kv_heads * shape_.head_dim) * sizeof(uint16_t);
+  if (from != to) std::memcpy(k_block(0, to, 0, 0), k_block(0, from, 0, 0), slot * static_cast<size_t>(shape_.page_size));
 }
 
 size_t Program::memory_bytes() const {

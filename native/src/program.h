@@ -158,6 +158,7 @@ class Program {
   int row_count(bool wanted) const { return wanted ? rows_.wanted_count : rows_.count; }
   uint16_t* k_block(int layer, int page, int kv_head, int block) { return cache_block(layer, 0, page, kv_head, block); }
   uint16_t* v_block(int layer, int page, int kv_head, int block) { return cache_block(layer, 1, page, kv_head, block); }
+  // A page holds all layers, so that a short text touches little memory.
   uint16_t* cache_block(int layer, int which, int page, int kv_head, int block);
   int page_of(int row, int slot) const {
     return rows_.tables[rows_.sequences[row] * rows_.table_width + slot / shape_.page_size];
@@ -172,6 +173,7 @@ class Program {
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<Acts>> acts_;
   std::vector<std::unique_ptr<Angles>> angles_;
+  std::vector<float> attention_parts_;  // of split attention; one op at a time uses them
 
  private:
   uint8_t* allocate(size_t bytes);

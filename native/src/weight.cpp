@@ -1,7 +1,7 @@
 #include "weight.h"
 
-#include <array>
-#include <vector>
+#include <cmath>
+#include <cstring>
 
 #include "half.h"
 
@@ -217,12 +217,32 @@ void put_group_scales(Scheme scheme, const Plain& p, int within, uint8_t* s, uin
   if (scheme != Scheme::fine) put16(header + 32, lane, p.min);
 }
 
-void pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
+int zero_point(Scheme scheme, Quant quant) {
+  if (scheme == Scheme::half_min || scheme == Scheme::super_min || scheme == Scheme::fine_min) return 0;
+  return quant == Quant::u4 ? 8 : quant == Quant::u5 ? 16 : 128;
+}
+
+// Where the scale is zero, quants that stand for zero: kernels add to a scale's exponent, and zero has none.
+void clear_unscaled(const TypeRow& row, Plain& p) {
+  for (int i = 0; i < row.file.values; i += 16) {
+    bool scaled = p.d & 0x7fff;
+    if (row.scheme == Scheme::super_min) scaled = scaled && p.scale[i / 32];
+    if (row.scheme == Scheme::fine || row.scheme == Scheme::fine_min) scaled = scaled && p.scale[i / 16];
+    if (!scaled) std::memset(p.u + i, zero_point(row.scheme, row.quant), 16);
+  }
+}
+
+bool finite_half(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
+
+bool pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
   const TypeRow& row = type_row(w.type);
   Plain plain;
+  bool finite = true;
   int64_t groups_per_file_block = row.file.values / kGroup;
   for (int64_t f = 0; f < w.cols / row.file.values; ++f) {
     decode(w.type, file + f * row.file.bytes, plain);
+    finite = finite && finite_half(plain.d) && finite_half(plain.min);
+    clear_unscaled(row, plain);
     for (int64_t i = 0; i < groups_per_file_block; ++i) {
       int64_t g = f * groups_per_file_block + i;
       uint8_t* quants = block + quants_offset(w, g);
@@ -230,18 +250,28 @@ void pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
       put_group_scales(w.scheme, plain, static_cast<int>(i), quants + group_quant_bytes(w.quant), block + header_offset(w, g), lane);
     }
   }
+  return finite;
 }
 
-void pack_float_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
+float float_of(Quant quant, const uint8_t* p) {
+  if (quant == Quant::f32) return bits_to_float(read32(p));
+  return quant == Quant::f16 ? half_to_float(read16(p)) : bf16_to_float(read16(p));
+}
+
+bool pack_float_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
   size_t size = w.quant == Quant::f32 ? 4 : 2;
-  for (int64_t k = 0; k < w.cols; ++k)
-    std::memcpy(block + (static_cast<size_t>(k) * kBlockRows + static_cast<size_t>(lane)) * size, file + static_cast<size_t>(k) * size, size);
+  bool finite = true;
+  for (int64_t k = 0; k < w.cols; ++k, file += size) {
+    finite = finite && std::isfinite(float_of(w.quant, file));
+    std::memcpy(block + (static_cast<size_t>(k) * kBlockRows + static_cast<size_t>(lane)) * size, file, size);
+  }
+  return finite;
 }
 
 // Value i of a decoded block.
 float value_of(Scheme scheme, Quant quant, const Plain& p, int i) {
   float d = half_to_float(p.d), min = half_to_float(p.min);
-  auto u = static_cast<float>(p.u[i]), signed_u = u - (quant == Quant::u4 ? 8.0f : quant == Quant::u5 ? 16.0f : 128.0f);
+  auto u = static_cast<float>(p.u[i]), signed_u = u - static_cast<float>(zero_point(scheme, quant));
   switch (scheme) {
     case Scheme::half: return d * signed_u;
     case Scheme::half_min: return d * u + min;
@@ -249,11 +279,6 @@ float value_of(Scheme scheme, Quant quant, const Plain& p, int i) {
     case Scheme::fine: return d * static_cast<int8_t>(p.scale[i / 16]) * signed_u;
     default: return d * p.scale[i / 16] * u - min * p.low[i / 16];
   }
-}
-
-float float_of(Quant quant, const uint8_t* p) {
-  if (quant == Quant::f32) return bits_to_float(read32(p));
-  return quant == Quant::f16 ? half_to_float(read16(p)) : bf16_to_float(read16(p));
 }
 
 }  // namespace
@@ -276,17 +301,19 @@ Weight describe_weight(int type, int64_t rows, int64_t cols) {
   return w;
 }
 
-void pack_blocks(const Weight& w, const uint8_t* file, uint8_t* out, int64_t first, int64_t last) {
+bool pack_blocks(const Weight& w, const uint8_t* file, uint8_t* out, int64_t first, int64_t last) {
   const FileBlock fb = file_block(w.type);
   size_t row_bytes = static_cast<size_t>(w.cols / fb.values) * static_cast<size_t>(fb.bytes);
+  bool finite = true;
   for (int64_t b = first; b < last; ++b) {
     uint8_t* block = out + static_cast<size_t>(b) * w.block_bytes;
     std::memset(block, 0, w.block_bytes);
     for (int lane = 0; lane < kBlockRows && b * kBlockRows + lane < w.rows; ++lane) {
       const uint8_t* row = file + static_cast<size_t>(b * kBlockRows + lane) * row_bytes;
-      w.is_float() ? pack_float_row(w, row, block, lane) : pack_row(w, row, block, lane);
+      finite &= w.is_float() ? pack_float_row(w, row, block, lane) : pack_row(w, row, block, lane);
     }
   }
+  return finite;
 }
 
 void decode_row(int type, const uint8_t* file_row, int64_t cols, float* out) {

@@ -56,8 +56,9 @@ FileBlock file_block(int type);
 // Shape and layout, without data. Throws std::invalid_argument on a type or shape that has no kernel.
 Weight describe_weight(int type, int64_t rows, int64_t cols);
 
-// Repacks blocks [first, last) from the file's bytes into `out` (the start of the whole matrix).
-void pack_blocks(const Weight& weight, const uint8_t* file, uint8_t* out, int64_t first, int64_t last);
+// Repacks blocks [first, last) from the file's bytes into `out` (the start of the whole matrix). Returns false if
+// a scale or a floating-point weight is infinite or not a number.
+bool pack_blocks(const Weight& weight, const uint8_t* file, uint8_t* out, int64_t first, int64_t last);
 
 // One row of a file's matrix as floats.
 void decode_row(int type, const uint8_t* file_row, int64_t cols, float* out);

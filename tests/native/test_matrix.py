@@ -6,6 +6,10 @@ activations exactly, redoes their rounding in numpy, and the rest is one product
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,16 +265,78 @@ def test_extreme_activations(kind: TensorType) -> None:
             assert (result.logits[row] == results[0].logits[row]).all(), name
 
 
-@pytest.mark.parametrize("kind", [TensorType.Q4_0, TensorType.Q5_0, TensorType.Q4_K, TensorType.Q6_K])
-@pytest.mark.parametrize("scale", [1e-6, 6e4], ids=["f16 denormal", "f16 largest"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOATING], ids=lambda k: k.name)
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 6e4], ids=["zero", "f16 denormal", "f16 largest"])
 def test_extreme_scales_of_weights(kind: TensorType, scale: float) -> None:
     rng = np.random.default_rng(11)
     tensor = Tensor.random(kind, (16, 256), rng)
     blocks: NDArray[Any] = np.frombuffer(bytearray(tensor.raw), BLOCK_LAYOUT[kind])
     blocks["d"] = scale
-    weights = Tensor(kind, tensor.shape, blocks.tobytes())
-    x = activations(rng, 5, 256)
-    results = [product(weights, Tensor.of(x), list(range(5)), isa=isa) for isa in ISAS]
+    check_all_alike(Tensor(kind, tensor.shape, blocks.tobytes()), activations(rng, 5, 256))
+
+
+@pytest.mark.parametrize(
+    "kind", [TensorType.Q2_K, TensorType.Q4_K, TensorType.Q5_K, TensorType.Q6_K], ids=lambda k: k.name
+)
+def test_zero_scales_within_a_block(kind: TensorType) -> None:
+    """Exactly zero, not nearly: such a row of a head must tie with other zeros."""
+    rng = np.random.default_rng(12)
+    tensor = Tensor.random(kind, (16, 512), rng)
+    blocks: NDArray[Any] = np.frombuffer(bytearray(tensor.raw), BLOCK_LAYOUT[kind])
+    blocks["scales"][:, ::3] = 0
+    check_all_alike(Tensor(kind, tensor.shape, blocks.tobytes()), activations(rng, 5, 512))
+    blocks["scales"] = 0
+    x = activations(rng, 5, 512)
+    result = product(Tensor(kind, tensor.shape, blocks.tobytes()), Tensor.of(x), list(range(5)), isa=ISAS[0])
+    assert (result.logits == 0).all()
+
+
+def check_all_alike(weights: Tensor, x: Floats) -> None:
+    results = [product(weights, Tensor.of(x), list(range(len(x))), isa=isa) for isa in ISAS]
     for result in results:
         check_close(result, weights, x)
         assert (result.logits == results[0].logits).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+def test_weights_that_are_no_numbers_are_refused(kind: TensorType, value: float) -> None:
+    tensor = Tensor.random(kind, (20, 512), np.random.default_rng(1))
+    blocks: NDArray[Any] = np.frombuffer(bytearray(tensor.raw), BLOCK_LAYOUT[kind])
+    for field in {"d", "m", "dmin", "x"} & set(blocks.dtype.names or ()):
+        broken = blocks.copy()
+        broken[field][-1] = np.float32(value).view(np.uint32) >> 16 if kind is TensorType.BF16 else value
+        with pytest.raises(ValueError, match="infinite or not a number"):
+            product(
+                Tensor(kind, tensor.shape, broken.tobytes()), Tensor.of(np.ones((1, 512))), [0], isa=ISAS[0]
+            )
+
+
+def flush_denormals() -> None:
+    """Switch this thread to flushing denormals to zero, as libraries built for fast mathematics do."""
+    libm = ctypes.CDLL("libm.so.6")
+    environment = ctypes.create_string_buffer(64)
+    assert libm.fegetenv(environment) == 0
+    environment[28:30] = (int.from_bytes(environment[28:30], "little") | 0x8040).to_bytes(2, "little")
+    assert libm.fesetenv(environment) == 0
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or sys.platform != "linux", reason="sets x86's MXCSR through glibc"
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_caller_that_flushes_denormals_gets_the_same_bits(threads: int) -> None:
+    weights = Tensor.random(TensorType.F32, (40, 64), np.random.default_rng(2))
+    table = Tensor.of(np.full((1, 64), 3e-40))
+    expected = product(weights, table, [0], isa=ISAS[0])
+    assert (expected.logits != 0).all()
+    got: list[Result] = []
+
+    def flushing() -> None:
+        flush_denormals()
+        got.append(product(weights, table, [0], isa=ISAS[0], threads=threads))
+
+    thread = threading.Thread(target=flushing)
+    thread.start()
+    thread.join()
+    assert (got[0].logits.view(np.uint32) == expected.logits.view(np.uint32)).all()

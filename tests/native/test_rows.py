@@ -299,6 +299,7 @@ BROKEN = {
     "parent not before": {"position": 1, "parent": 1},
     "another sequence or position": {"position": 2, "parent": 0},
     "sequence index": {"position": 1, "sequence": 1},
+    "its own slot": {"position": 1, "slot": 2},
 }
 
 
@@ -310,3 +311,15 @@ def test_rows_that_would_corrupt_memory_are_refused(load: Load, message: str) ->
     one.node(**{"token": 1, "position": 1, **BROKEN[message]})
     with pytest.raises(ValueError, match=message):
         one.run()
+
+
+def test_moves_and_copies_outside_the_cache_are_refused(load: Load) -> None:
+    target = load("one head")
+    table = np.arange(2, dtype=np.int32)
+    for sources, targets in (([64], [0]), ([1], [64]), ([-1], [0])):
+        with pytest.raises(ValueError, match="slot out of range"):
+            target.move(table, sources, targets)
+    with pytest.raises(ValueError, match="page id out of range"):
+        target.move(np.asarray([0, 80], np.int32), [1], [0])
+    with pytest.raises(ValueError, match="page out of range"):
+        target.copy_page(0, 80)

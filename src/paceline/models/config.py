@@ -67,14 +67,15 @@ class DecoderConfig:
         if keys.count("attention.value_length", head_dim) != head_dim:
             raise UnsupportedModelError("keys and values of different length", "no such model runs here yet")
         rope_dim = keys.count("rope.dimension_count", head_dim)
-        _check_geometry(width, head_dim, rope_dim, heads // kv_heads)
+        hidden = keys.count("feed_forward_length")
+        _check_geometry((width, hidden, heads * head_dim), head_dim, rope_dim, heads // kv_heads)
         context = keys.count("context_length")
         window = keys.count("attention.sliding_window", context)
         return cls(
             architecture=keys.architecture,
             layers=keys.count("block_count"),
             width=width,
-            hidden=keys.count("feed_forward_length"),
+            hidden=hidden,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
@@ -103,17 +104,28 @@ class _Keys:
 
     def count(self, name: str, default: int | None = None) -> int:
         value = self.values.get(name, default)
+        if isinstance(value, list):
+            raise UnsupportedModelError(
+                f"{self.architecture}.{name} differs from layer to layer", "no such model runs here yet"
+            )
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**31 - 1:
             raise ModelFileError(
-                f"{self.architecture}.{name} is {value!r}, not a positive whole number", "the file is damaged"
+                f"{self.architecture}.{name} is {str(value)[:60]}, not a positive whole number",
+                "the file is damaged",
             )
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name, default)
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        if (
+            not isinstance(value, (int, float))
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+            or value <= 0
+        ):
             raise ModelFileError(
-                f"{self.architecture}.{name} is {value!r}, not a positive number", "the file is damaged"
+                f"{self.architecture}.{name} is {str(value)[:60]}, not a positive number",
+                "the file is damaged",
             )
         return float(value)
 
@@ -132,10 +144,10 @@ def _refuse_unknown(keys: _Keys) -> None:
         )
 
 
-def _check_geometry(width: int, head_dim: int, rope_dim: int, group: int) -> None:
-    if width % 32 or head_dim % 16 or group > 64:
+def _check_geometry(widths: tuple[int, int, int], head_dim: int, rope_dim: int, group: int) -> None:
+    if any(width % 32 for width in widths) or head_dim % 16 or group > 64:
         raise UnsupportedModelError(
-            f"width {width}, head size {head_dim} and {group} heads per key-value head",
+            f"widths {', '.join(map(str, widths))}, head size {head_dim}, {group} heads per key-value head",
             "widths must be multiples of 32, head sizes of 16, and at most 64 heads share keys",
         )
     if rope_dim % 2 or rope_dim > head_dim:

@@ -13,12 +13,12 @@ from paceline.errors import ModelFileError, ResourceError, UsageError, suggest
 from paceline.models.config import DecoderConfig
 from paceline.models.registry import recorder
 from paceline.models.tensors import Tensors
-from paceline.native import Program, instruction_sets
+from paceline.native import Program, instruction_sets, packed_bytes
 from paceline.weights.gguf import GGUFFile
 
 PAGE_SIZE = 32
 MAX_ROWS = 512
-_SPARE = 1.15  # workspaces, tokenizer and interpreter beside weights
+_SPARE = 1.15  # tokenizer, drafters and interpreter beside the program
 
 
 class NativeTarget:
@@ -79,27 +79,20 @@ class NativeTarget:
         record = recorder(str(metadata["general.architecture"]))
         config = DecoderConfig.from_metadata(metadata)
         vocab = _vocabulary(file)
-        weights = sum(info.nbytes for info in file.tensors.values())
-        context = _context(config, max_model_len, weights)
-        pages = pages or -(-context * 5 // (4 * PAGE_SIZE)) + 2
-        program = Program(
-            threads=_threads(threads),
-            isa=_isa(isa),
-            max_rows=MAX_ROWS,
-            page_size=PAGE_SIZE,
-            pages=pages,
-            layers=config.layers,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-        )
+        context = _context(config, max_model_len, _program_bytes(file, config))
+        pages = _pages(pages, context)
+        program = _program(config, threads=_threads(threads), isa=_isa(isa), pages=pages)
         tensors = Tensors(file, program)
         record(program, tensors, config, vocab)
         tensors.refuse_leftovers()
         return cls(program, config, vocab_size=vocab, context_limit=context, pages=pages)
 
     def forward(self, rows: Rows) -> Output:
-        """Run one pass; see `core.Target`."""
+        """Run one pass; see `core.Target`.
+
+        Raises:
+            ModelFileError: no logit of a row is a number.
+        """
         count = len(rows.wanted)
         argmax: Ids = np.empty(count, np.int32)
         logits = self._logits_for(count) if rows.logits else None
@@ -114,6 +107,11 @@ class NativeTarget:
             argmax,
             logits,
         )
+        if count and argmax.min() < 0:
+            raise ModelFileError(
+                "the model's numbers overflow: no logit is a number",
+                "the file is damaged, or its tuning failed",
+            )
         return Output(argmax, None if logits is None else logits[:count])
 
     def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -154,23 +152,62 @@ def _vocabulary(file: GGUFFile) -> int:
     return info.shape[0]
 
 
+def _program(config: DecoderConfig, *, threads: int, isa: str, pages: int) -> Program:
+    try:
+        return Program(
+            threads=threads,
+            isa=isa,
+            max_rows=MAX_ROWS,
+            page_size=PAGE_SIZE,
+            pages=pages,
+            layers=config.layers,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+        )
+    except RuntimeError as error:
+        raise ResourceError(f"{threads} threads cannot be started: {error}", "lower threads") from error
+    except MemoryError as error:
+        raise ResourceError(
+            f"a cache of {pages * PAGE_SIZE} tokens cannot be had", "lower max_model_len"
+        ) from error
+
+
+def _program_bytes(file: GGUFFile, config: DecoderConfig) -> int:
+    """Bytes of repacked weights, for some types more than the file has, and of what a full pass works in."""
+    weights = 0
+    for info in file.tensors.values():
+        matrix = len(info.shape) == 2 and info.shape[1] % 32 == 0
+        weights += packed_bytes(int(info.type), *info.shape) if matrix else info.nbytes
+    inner, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return weights + MAX_ROWS * 4 * (2 * config.width + 3 * inner + 2 * kv_width + config.hidden)
+
+
 def _cache_bytes(config: DecoderConfig) -> int:
     return config.layers * 2 * config.kv_heads * config.head_dim * 2
 
 
-def _context(config: DecoderConfig, wanted: int | None, weights: int) -> int:
+def _pages(wanted: int | None, context: int) -> int:
+    if wanted is None:
+        return -(-context * 5 // (4 * PAGE_SIZE)) + 2
+    if not is_whole(wanted) or wanted < 1:
+        raise UsageError(f"pages is {wanted!r}", "give a whole number from 1")
+    return wanted
+
+
+def _context(config: DecoderConfig, wanted: int | None, program_bytes: int) -> int:
     """Longest sequence: as asked, or as the model and the free memory allow."""
     if wanted is not None and not (is_whole(wanted) and 2 <= wanted <= config.context_length):
         raise UsageError(f"max_model_len is {wanted!r}", f"give a value from 2 to {config.context_length}")
     free = _free_memory()
     if free is None:
         return wanted or config.context_length
-    left = int(free - weights * _SPARE)
+    left = int(free - program_bytes * _SPARE)
     fits = left * 4 // (5 * _cache_bytes(config))
     least = wanted or min(config.context_length, 2 * PAGE_SIZE)
     if fits < least:
         raise ResourceError(
-            f"the model needs {weights * _SPARE / 2**20:.0f} MiB and {least} tokens of cache "
+            f"the model needs {program_bytes * _SPARE / 2**20:.0f} MiB and {least} tokens of cache "
             f"{least * _cache_bytes(config) * 1.25 / 2**20:.0f} MiB more; {free / 2**20:.0f} MiB are free",
             "close other programs, lower max_model_len, or take a smaller quantisation",
         )
@@ -186,14 +223,20 @@ def _free_memory() -> int | None:
     free = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if "kB" in line}.get(
         "MemAvailable"
     )
+    room = [bytes_ for bytes_ in (free, cgroup_room(Path("/sys/fs/cgroup"))) if bytes_ is not None]
+    return min(room, default=None)
+
+
+def cgroup_room(folder: Path) -> int | None:
+    """Bytes left to a version 2 control group, file pages counted as free since they can be dropped."""
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    if not limit.isdigit():
-        return free
-    return int(limit) - used if free is None else min(free, int(limit) - used)
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        dropped = int(stat["inactive_file"]) + int(stat["active_file"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return int(limit) - used + dropped if limit.isdigit() else None
 
 
 def _threads(wanted: int | None) -> int:

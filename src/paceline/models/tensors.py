@@ -28,7 +28,11 @@ class Tensors:
         """Repack a weight matrix [rows, cols]; returns its handle."""
         self._expect(name, (rows, cols))
         info = self.file.tensors[name]
-        handle = self._program.weight(type=int(info.type), rows=rows, cols=cols, data=self.file.data(name))
+        data = self.file.data(name)
+        try:
+            handle = self._program.weight(type=int(info.type), rows=rows, cols=cols, data=data)
+        except ValueError as error:
+            raise ModelFileError(f"{name}: {error}", "the file is damaged; download it again") from error
         self.file.release(name)
         return handle
 
@@ -50,6 +54,10 @@ class Tensors:
         self._expect(name, (size,))
         info = self.file.tensors[name]
         flat = dequantize(info.type, self.file.data(name), info.shape).reshape(-1)
+        if not np.isfinite(flat).all():
+            raise ModelFileError(
+                f"{name}: weights that are infinite or not a number", "the file is damaged; download it again"
+            )
         return np.ascontiguousarray(flat, np.float32)
 
     def refuse_leftovers(self) -> None:
