@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import tracemalloc
 from contextlib import closing
 from typing import Any
@@ -274,6 +275,29 @@ def test_unknown_drafters_and_options_are_refused(speculate: Any) -> None:
     with pytest.raises(UsageError):
         llm_for(speculate=speculate)
     assert idle(llm)
+
+
+def test_threads_that_come_together_measure_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def measure(target: object) -> PassTime:
+        measured.append(target)
+        time.sleep(0.05)  # long enough for all the others to arrive
+        return PassTime({1: 1e-3, 64: 1e-3})
+
+    monkeypatch.setattr(PassTime, "measure", measure)
+    llm = llm_for(pass_time=None, speculate="off")
+    done: list[list[int]] = []
+    threads = [
+        threading.Thread(target=lambda: done.append(llm.generate(PROMPT, GREEDY, speculate="ngram").tokens))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == [greedy(RULE, [BOS, *PROMPT.encode()], 24)] * 8
+    assert measured == [llm.engine.target]
 
 
 def test_unknown_options_of_llm_get_a_suggestion() -> None:

@@ -297,28 +297,24 @@ class LLM:
             key = json.dumps([speculate, predicting], sort_keys=True)
         except (TypeError, ValueError):
             raise UsageError(f"speculate is {speculate!r}", "use names and plain options") from None
-        if key not in self._planners:
-            speculation = registry.configure(
-                speculate, vocab_size=self.engine.target.vocab_size, identity=self._identity
-            )
-            drafters = speculation.drafters
-            if predicting and drafters and all(drafter.name != "prediction" for drafter in drafters):
-                drafters.append(registry.create("prediction", vocab_size=self.engine.target.vocab_size))
-            while len(self._planners) >= _PLANNERS_KEPT:
-                self._planners.pop(next(iter(self._planners))).close()
-            self._planners[key] = Planner(
-                self._measured() if drafters else PassTime({1: 1.0}),
-                drafters,
-                draft_length=speculation.draft_length,
-            )
-        return self._planners[key]
+        with self._lock:
+            if key not in self._planners:
+                while len(self._planners) >= _PLANNERS_KEPT:
+                    self._planners.pop(next(iter(self._planners))).close()
+                self._planners[key] = self._new_planner(speculate, predicting)
+            return self._planners[key]
 
-    def _measured(self) -> PassTime:
-        if self._pass_time is None:
-            with self._lock:
-                self.engine.clear_cache()  # measuring writes to the first pages
-                self._pass_time = PassTime.measure(self.engine.target)
-        return self._pass_time
+    def _new_planner(self, speculate: Speculate, predicting: bool) -> Planner:
+        vocab_size = self.engine.target.vocab_size
+        speculation = registry.configure(speculate, vocab_size=vocab_size, identity=self._identity)
+        drafters = speculation.drafters
+        if predicting and drafters and all(drafter.name != "prediction" for drafter in drafters):
+            drafters.append(registry.create("prediction", vocab_size=vocab_size))
+        if drafters and self._pass_time is None:
+            self.engine.clear_cache()  # measuring writes to the first pages
+            self._pass_time = PassTime.measure(self.engine.target)
+        pass_time = self._pass_time if drafters else None
+        return Planner(pass_time or PassTime({1: 1.0}), drafters, draft_length=speculation.draft_length)
 
     def _step(self) -> None:
         with self._lock:
