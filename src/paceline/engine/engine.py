@@ -7,8 +7,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-
 from paceline.core import Context, Draft, Output, SamplingParams, Target
 from paceline.engine.request import Planner, Request
 from paceline.engine.step import RowBuilder, Work, commit, shares
@@ -152,7 +150,6 @@ class Engine:
 
     def _check(self, works: Sequence[Work]) -> tuple[Output, float]:
         rows = self._rows.build(works)
-        assert rows.tokens.view(np.uint32).max() < self.target.vocab_size, "a draft left the vocabulary"
         started = time.perf_counter()
         output = self.target.forward(rows)
         return output, time.perf_counter() - started

@@ -17,6 +17,8 @@ from paceline.core import ROOT, Context, Draft, Drafter, Outcome
 from paceline.planning.merge import merge, select
 from paceline.planning.pass_time import PassTime
 
+_NOTHING = Draft.empty()
+
 MARGIN = 1.005
 """A draft must promise this much over plain decoding: what the estimates cannot tell apart is not bought."""
 
@@ -182,7 +184,7 @@ class Planner:
     def plan(self, contexts: Sequence[Context], rooms: Sequence[int]) -> list[Draft]:
         """Return what to check for each request, at most `rooms[i]` nodes; an empty draft is a plain step."""
         if not self.drafters:
-            return [Draft.empty() for _ in contexts]
+            return [_NOTHING] * len(contexts)
         drafts = [self._ask(context, room) for context, room in zip(contexts, rooms, strict=True)]
         paths = [self._paths(draft) if len(draft) else [] for draft in drafts]
         nodes = [(-path, i, node) for i, some in enumerate(paths) for node, path in enumerate(some)]
@@ -210,7 +212,8 @@ class Planner:
         `context_tokens`, the cached tokens attended to, is not in the model: the drift follows it.
         """
         del context_tokens
-        self.pass_time.observe(rows, seconds)
+        if self.drafters:
+            self.pass_time.observe(rows, seconds)
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:
         """Let the drafters follow the text; call after prefill and after every step."""
@@ -252,7 +255,7 @@ class Planner:
     def _ask(self, context: Context, room: int) -> Draft:
         budget = min(room, self.max_draft)
         if budget <= 0:
-            return Draft.empty()
+            return _NOTHING
         record = self._records.get(context.request)
         if record is None:
             accounts = {drafter.name: _Account() for drafter in self.drafters}
