@@ -6,6 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -108,11 +112,19 @@ std::vector<std::string> instruction_sets() {
 
 }  // namespace
 
+// Gives back to the system what the allocator keeps of freed memory: loading frees a good part of what it took.
+static void trim_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 NB_MODULE(_core, m) {
   m.def("read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
         "Bytes per second that this many threads read from memory together.");
   m.def("packed_bytes", [](int type, int64_t rows, int64_t cols) { return paceline::describe_weight(type, rows, cols).bytes(); },
         nb::arg("type"), nb::arg("rows"), nb::arg("cols"), "Bytes that a weight matrix takes in memory.");
+  m.def("trim_memory", &trim_memory, "Give freed memory back to the system.");
   m.def("instruction_sets", &instruction_sets, "Kernel sets this CPU can run, best first.");
 
   nb::class_<Program>(m, "Program")

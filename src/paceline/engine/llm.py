@@ -64,6 +64,7 @@ class LLM:
             known = ["speculate", "threads", "max_model_len"]
             raise UsageError(f"LLM has no option {name!r}", suggest(name, known))
         from paceline.models.target import NativeTarget  # the native part loads only when a model does
+        from paceline.native import trim_memory
 
         if not isinstance(model, str | os.PathLike | GGUFFile):
             raise UsageError(f"the model is {model!r}", "give a path, an alias, or an open GGUFFile")
@@ -78,6 +79,9 @@ class LLM:
             pass_time=None,
             file=file,
         )
+        if file is not model:
+            file.forget_arrays()
+        trim_memory()
 
     @classmethod
     def from_target(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from paceline.native._core import Program, instruction_sets, packed_bytes, read_bandwidth
+from paceline.native._core import Program, instruction_sets, packed_bytes, read_bandwidth, trim_memory
 
-__all__ = ["Program", "instruction_sets", "packed_bytes", "read_bandwidth"]
+__all__ = ["Program", "instruction_sets", "packed_bytes", "read_bandwidth", "trim_memory"]

@@ -123,6 +123,11 @@ class GGUFFile:
         if end > start:
             self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
 
+    def forget_arrays(self) -> None:
+        """Drop metadata arrays: the vocabulary's are large, and a tokenizer that was built holds its own."""
+        for key in [key for key, value in self.metadata.items() if isinstance(value, list)]:
+            del self.metadata[key]
+
     def close(self) -> None:
         """Give the map back as soon as the last view of it is gone."""
         self._memory = None
