@@ -1,7 +1,7 @@
 """Llama and Qwen 2 in float64 numpy, written to be read: the oracle for whole tiny models.
 
-Nothing here is quantised, batched or cached. Weights come from `weights.quants.dequantize`; the rotation
-follows llama.cpp's two conventions ("norm" turns neighbours, "neox" turns halves).
+Nothing here is batched or cached. Weights come from `weights.quants.dequantize`; the rotation follows
+llama.cpp's two conventions ("norm" turns neighbours, "neox" turns halves).
 """
 
 from __future__ import annotations
@@ -15,20 +15,30 @@ from numpy.typing import NDArray
 
 from paceline.weights.gguf import GGUFFile
 from paceline.weights.quants import dequantize
+from support.activations import FLOATING, rounded
 
 Array = NDArray[np.float64]
 
 
 class ReferenceDecoder:
-    """A decoder read from a GGUF file."""
+    """A decoder read from a GGUF file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        as_kernels: round what the kernels round: keys and values to half precision, and what enters a
+            quantised matrix to int8; see `activations.rounded`.
+    """
+
+    def __init__(self, path: Path, *, as_kernels: bool = False) -> None:
         with GGUFFile.open(path) as file:
             self.metadata = file.metadata
             self.weights: dict[str, Array] = {
                 name: dequantize(info.type, file.data(name), info.shape).astype(np.float64)
                 for name, info in file.tensors.items()
             }
+            self.rounding = {
+                name for name, info in file.tensors.items() if as_kernels and info.type not in FLOATING
+            }
+        self.as_kernels = as_kernels
         self.architecture = str(self.metadata["general.architecture"])
         self.heads = int(self._key("attention.head_count"))
         self.kv_heads = int(self._key("attention.head_count_kv", self.heads))
@@ -39,12 +49,13 @@ class ReferenceDecoder:
         x = self.weights["token_embd.weight"][np.asarray(tokens)]
         angles = np.outer(np.arange(len(tokens)), self._frequencies())
         for layer in range(int(self._key("block_count"))):
-            w = _Layer(self.weights, f"blk.{layer}.")
-            x = x + self._attention(w, self._norm(x, w["attn_norm.weight"]), angles)
-            y = self._norm(x, w["ffn_norm.weight"])
-            x = x + (_silu(w.linear("ffn_gate", y)) * w.linear("ffn_up", y)) @ w["ffn_down.weight"].T
-        head = self.weights.get("output.weight", self.weights["token_embd.weight"])
-        return np.asarray(self._norm(x, self.weights["output_norm.weight"]) @ head.T, np.float64)
+            at = f"blk.{layer}."
+            x = x + self._attention(at, self._norm(at + "attn_norm", x), angles)
+            y = self._norm(at + "ffn_norm", x)
+            gated = _silu(self._linear(at + "ffn_gate", y)) * self._linear(at + "ffn_up", y)
+            x = x + self._linear(at + "ffn_down", gated)
+        head = "output" if "output.weight" in self.weights else "token_embd"
+        return self._linear(head, self._norm("output_norm", x))
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         tokens = list(prompt)
@@ -52,17 +63,20 @@ class ReferenceDecoder:
             tokens.append(int(self.logits(tokens)[-1].argmax()))
         return tokens[len(prompt) :]
 
-    def _attention(self, w: _Layer, y: Array, angles: Array) -> Array:
+    def _attention(self, at: str, y: Array, angles: Array) -> Array:
         n = len(y)
-        q = self._rope(w.linear("attn_q", y).reshape(n, self.heads, self.head_dim), angles)
-        k = self._rope(w.linear("attn_k", y).reshape(n, self.kv_heads, self.head_dim), angles)
-        v = w.linear("attn_v", y).reshape(n, self.kv_heads, self.head_dim)
+        q = self._rope(self._linear(at + "attn_q", y).reshape(n, self.heads, self.head_dim), angles)
+        k = self._rope(self._linear(at + "attn_k", y).reshape(n, self.kv_heads, self.head_dim), angles)
+        v = self._linear(at + "attn_v", y).reshape(n, self.kv_heads, self.head_dim)
+        if self.as_kernels:
+            k, v = (a.astype(np.float32).astype(np.float16).astype(np.float64) for a in (k, v))
         k, v = (np.repeat(a, self.heads // self.kv_heads, axis=1) for a in (k, v))
-        scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(self.head_dim)
+        scores = np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0)) / np.sqrt(self.head_dim)
         scores[:, np.triu(np.ones((n, n), bool), 1)] = -np.inf
         chances = np.exp(scores - scores.max(axis=2, keepdims=True))
         chances /= chances.sum(axis=2, keepdims=True)
-        return w.linear("attn_output", np.einsum("hij,jhd->ihd", chances, v).reshape(n, -1))
+        mixed = np.matmul(chances, v.transpose(1, 0, 2)).transpose(1, 0, 2)
+        return self._linear(at + "attn_output", mixed.reshape(n, -1))
 
     def _frequencies(self) -> Array:
         size = int(self._key("rope.dimension_count", self.head_dim))
@@ -83,24 +97,18 @@ class ReferenceDecoder:
         one[...], other[...] = z.real, z.imag
         return turned
 
-    def _norm(self, x: Array, gamma: Array) -> Array:
+    def _norm(self, name: str, x: Array) -> Array:
         eps = self._key("attention.layer_norm_rms_epsilon")
-        return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * gamma, np.float64)
+        scaled = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+        return np.asarray(scaled * self.weights[name + ".weight"], np.float64)
+
+    def _linear(self, name: str, x: Array) -> Array:
+        seen = rounded(x) if name + ".weight" in self.rounding else x
+        bias = self.weights.get(name + ".bias", np.zeros(1))
+        return np.asarray(seen @ self.weights[name + ".weight"].T + bias, np.float64)
 
     def _key(self, name: str, default: Any = None) -> Any:
         return self.metadata.get(f"{self.architecture}.{name}", default)
-
-
-class _Layer:
-    def __init__(self, weights: dict[str, Array], prefix: str) -> None:
-        self._weights, self._prefix = weights, prefix
-
-    def __getitem__(self, name: str) -> Array:
-        return self._weights[self._prefix + name]
-
-    def linear(self, name: str, x: Array) -> Array:
-        bias = self._weights.get(f"{self._prefix}{name}.bias", np.zeros(1))
-        return np.asarray(x @ self[f"{name}.weight"].T + bias, np.float64)
 
 
 def _silu(x: Array) -> Array:

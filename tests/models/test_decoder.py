@@ -1,0 +1,108 @@
+"""Whole tiny models against a float64 decoder in numpy that shares no code with ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceline.core import Floats
+from paceline.models.target import NativeTarget
+from paceline.native import instruction_sets
+from paceline.weights.gguf import GGUFFile
+from paceline.weights.quants import TensorType
+from support.passes import Pass, random_tokens, run_in_chunks, table_of
+from support.reference_decoder import ReferenceDecoder
+from support.tiny_models import TinyModel
+
+K = TensorType
+
+EXACT = {
+    "one head": TinyModel(),
+    "many heads": TinyModel(heads=6, kv_heads=2, head_dim=32, width=96, hidden=160, layers=3),
+    "key-value heads for all": TinyModel(heads=4, kv_heads=4, head_dim=16, width=64),
+    "heads wider than the model": TinyModel(heads=4, kv_heads=1, head_dim=80, width=64, hidden=96),
+    "untied": TinyModel(tied=False, vocab=100),
+    "qwen2": TinyModel(architecture="qwen2", biases=True, heads=7, kv_heads=1, head_dim=64, width=128),
+    "qwen2 without biases": TinyModel(architecture="qwen2", heads=2, head_dim=32, width=64),
+    "llama with biases": TinyModel(biases=True),
+    "another base": TinyModel(rope_base=1e6, head_dim=64, width=128),
+    "linear scaling": TinyModel(scaling={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+    "llama 3 factors": TinyModel(rope_factors=(1.0, 1.0, 1.7, 2.5, 4.0, 8.0, 8.0, 8.0)),
+    "partial rotary": TinyModel(head_dim=64, width=64, scaling={"rope.dimension_count": 32}),
+    "partial rotary, halves": TinyModel(
+        architecture="qwen2", head_dim=64, width=64, scaling={"rope.dimension_count": 16}
+    ),
+    "float16": TinyModel(kind=K.F16, head_dim=64, width=64),
+    "bfloat16": TinyModel(kind=K.BF16, head_dim=64, width=64),
+}
+
+QUANTISED = [kind for kind in TensorType if kind not in (K.F32, K.F16, K.BF16)]
+
+
+def load(path: Path, isa: str | None = None) -> NativeTarget:
+    return NativeTarget.load(GGUFFile.open(path), isa=isa, threads=2, max_model_len=1024)
+
+
+def logits_of(target: NativeTarget, tokens: list[int]) -> Floats:
+    return run_in_chunks(target, tokens, [30, 1, 5, 512], table_of(target))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_floating_point_models_match(name: str, tmp_path: Path) -> None:
+    path = EXACT[name].write(tmp_path / "model.gguf")
+    tokens = random_tokens(70, EXACT[name].vocab)
+    got = logits_of(load(path), tokens)
+    expected = ReferenceDecoder(path, as_kernels=True).logits(tokens)
+    # A key or value on the edge between two halves may go either way.
+    assert rms(got - expected) < 1e-4 * expected.std()
+    assert np.abs(got - expected).max() < 1e-3 * expected.std()
+    # Against plain float64, what is left is the cache: keys and values in half precision.
+    plain = ReferenceDecoder(path).logits(tokens)
+    assert np.abs(got - plain).max() < 5e-3 * plain.std()
+
+
+@pytest.mark.parametrize("name", ["one head", "qwen2"])
+def test_long_contexts_match(name: str, tmp_path: Path) -> None:
+    path = EXACT[name].write(tmp_path / "model.gguf")
+    tokens = random_tokens(600, EXACT[name].vocab)
+    expected = ReferenceDecoder(path, as_kernels=True).logits(tokens)
+    assert rms(logits_of(load(path), tokens) - expected) < 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda k: k.name)
+def test_quantised_models_match_when_the_reference_rounds_alike(kind: TensorType, tmp_path: Path) -> None:
+    model = TinyModel(
+        kind=kind, layers=1, width=256, hidden=512, heads=4, kv_heads=2, head_dim=64, biases=True
+    )
+    path = model.write(tmp_path / "model.gguf")
+    tokens = random_tokens(24, model.vocab)
+    got = logits_of(load(path), tokens)
+    plain = ReferenceDecoder(path).logits(tokens)
+    alike = ReferenceDecoder(path, as_kernels=True).logits(tokens)
+    # A value on the edge between two integers may go either way; most rows have none such.
+    assert np.median(np.abs(got - alike).max(axis=1)) < 1e-4 * plain.std()
+    assert rms(got - plain) < 3e-2 * plain.std()
+
+
+def rms(x: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(x * x)))
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("name", ["many heads", "qwen2"])
+def test_greedy_texts_are_equal(name: str, isa: str, tmp_path: Path) -> None:
+    path = EXACT[name].write(tmp_path / "model.gguf")
+    target = load(path, isa)
+    prompt = random_tokens(9, EXACT[name].vocab, seed=2)
+    text = list(prompt)
+    first = Pass(target, [table_of(target)])
+    first.chain(prompt, 0)
+    text.append(int(first.run(logits=False).argmax[-1]))
+    while len(text) < len(prompt) + 24:
+        one = Pass(target, [table_of(target)])
+        one.chain(text[-1:], len(text) - 1)
+        text.append(int(one.run(logits=False).argmax[0]))
+    assert text[len(prompt) :] == ReferenceDecoder(path).greedy(prompt, 24)
