@@ -89,8 +89,10 @@ constexpr uint64_t packed(uint32_t pass, uint64_t end, uint64_t next) {
 }  // namespace
 
 void Deal::start(uint32_t pass, int members, Cut cut) {
-  if (members_ != members) ranges_ = std::make_unique<Range[]>(static_cast<size_t>(members));
-  members_ = members;
+  if (members_ != members) {  // before the first pass only: late members read both
+    ranges_ = std::make_unique<Range[]>(static_cast<size_t>(members));
+    members_ = members;
+  }
   chunk_.store(cut.chunk, std::memory_order_relaxed);
   left_.store(packed(pass, 0, static_cast<uint64_t>(cut.units)), std::memory_order_relaxed);
   int chunks = (cut.units + cut.chunk - 1) / cut.chunk;
