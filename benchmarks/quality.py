@@ -1,10 +1,11 @@
 """What the kernels' arithmetic costs in quality: negative log-likelihood of a fixed text, against float32.
 
-    python benchmarks/quality.py MODEL.gguf... [--tokens 4096] [--json benchmarks/results/quality.json]
+    python benchmarks/quality.py MODEL.gguf... [--tokens 4096]
 
-Needs the oracle environment (torch, transformers). The text is made of modules of Python's own library; its
-hash stands in the result. The reference is transformers in float32 on the same file, dequantised by
-transformers itself: weights are equal, and only the arithmetic differs (int8 activations, f16 cache).
+Needs the oracle environment (torch, transformers). The text is made of modules of Python's own library, which
+differ a little between versions; its hash stands in the result. The reference is transformers in float32 on
+the same file, dequantised by transformers itself: weights are equal, and only the arithmetic differs (int8
+activations, f16 cache).
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ import fractions
 import hashlib
 import heapq
 import inspect
-import json
 import math
 import random
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ import numpy as np
 from paceline.core import ROOT, Floats, Rows
 from paceline.models.target import NativeTarget
 from paceline.text.tokenizer import Tokenizer
-from paceline.tools.provenance import provenance
+from paceline.tools.provenance import describe_file
 from paceline.weights.gguf import GGUFFile
 
 CHUNK = 512
@@ -46,7 +45,8 @@ def losses_of(logits: Floats, targets: Sequence[int]) -> Floats:
     wide = logits.astype(np.float64)
     top = wide.max(axis=1)
     total = np.log(np.exp(wide - top[:, None]).sum(axis=1)) + top
-    return (total - wide[np.arange(len(targets)), np.asarray(targets)]).astype(np.float32)
+    losses: Floats = (total - wide[np.arange(len(targets)), np.asarray(targets)]).astype(np.float32)
+    return losses
 
 
 def our_logits(file: GGUFFile, tokens: Sequence[int]) -> Iterator[Floats]:
@@ -77,7 +77,7 @@ def reference_logits(path: Path, tokens: Sequence[int]) -> Iterator[Floats]:
     with torch.inference_mode():
         for start in range(0, len(tokens) - 1, CHUNK):
             ids = torch.tensor([tokens[start : min(start + CHUNK, len(tokens) - 1)]])
-            logits: Floats = model(ids, past_key_values=cache, use_cache=True).logits[0].numpy()
+            logits: Floats = model(ids, cache=cache, use_cache=True).logits[0].numpy()
             yield logits
 
 
@@ -86,7 +86,6 @@ def compare(path: Path, count: int) -> dict[str, Any]:
     file = GGUFFile.open(path)
     tokens = Tokenizer.from_gguf(file.metadata).encode(sample_text())[:count]
     assert len(tokens) == count, f"the text has only {len(tokens)} tokens"
-    start = time.perf_counter()
     ours: list[Floats] = []
     theirs: list[Floats] = []
     agreed = 0
@@ -100,7 +99,7 @@ def compare(path: Path, count: int) -> dict[str, Any]:
         divergence += _divergence(reference, mine)
     difference = np.concatenate(ours).astype(np.float64) - np.concatenate(theirs)
     return {
-        "model": path.name,
+        "model": describe_file(path),
         "tokens": count,
         "loss": float(np.concatenate(ours).mean(dtype=np.float64)),
         "reference_loss": float(np.concatenate(theirs).mean(dtype=np.float64)),
@@ -109,7 +108,6 @@ def compare(path: Path, count: int) -> dict[str, Any]:
         "mean_absolute_difference": float(np.abs(difference).mean()),
         "divergence": divergence / len(difference),
         "same_argmax": agreed / len(difference),
-        "seconds": time.perf_counter() - start,
     }
 
 
@@ -125,28 +123,30 @@ def _divergence(reference: Floats, ours: Floats) -> float:
 
 
 def main() -> None:
+    from harness import results
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("models", type=Path, nargs="+", help="GGUF files")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    results = []
-    print(f"{'model':<24} {'ours':>9} {'float32':>9} {'difference':>11} {'KL':>9} {'same argmax':>12}")
-    for path in options.models:
-        r = compare(path, options.tokens)
-        results.append(r)
-        print(
-            f"{r['model']:<24} {r['loss']:9.5f} {r['reference_loss']:9.5f} {r['difference']:+11.5f} "
-            f"{r['divergence']:9.5f} {r['same_argmax']:12.4f}",
-            flush=True,
-        )
-    if options.json:
-        digest = hashlib.sha256(sample_text().encode()).hexdigest()
-        document = {"provenance": provenance(), "text_sha256": digest, "results": results}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    parser.add_argument("--name", default="quality", help="of the result files")
+    asked = parser.parse_args()
+    found = [compare(path, asked.tokens) for path in asked.models]
+    head = ["model", "ours", "float32", "difference", "standard error", "KL divergence", "same argmax"]
+    rows = [
+        [
+            r["model"]["name"],
+            *(f"{r[key]:.4f}" for key in ("loss", "reference_loss")),
+            f"{r['difference']:+.4f}",
+            *(f"{r[key]:.4f}" for key in ("standard_error", "divergence")),
+            f"{r['same_argmax']:.1%}",
+        ]
+        for r in found
+    ]
+    digest = hashlib.sha256(sample_text().encode()).hexdigest()
+    title = f"# Quality\n\nNats per token over {asked.tokens} tokens of Python's own library.\n\n"
+    results.write(asked.name, {"text_sha256": digest, "models": found}, title + results.table(head, rows))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from paceline.models.target import NativeTarget
 from paceline.native import instruction_sets
 from paceline.weights.gguf import GGUFFile
 from paceline.weights.quants import TensorType
-from support.passes import Pass, random_tokens, run_in_chunks, table_of
+from support.passes import greedy, random_tokens, run_in_chunks, table_of
 from support.reference_decoder import ReferenceDecoder
 from support.tiny_models import TinyModel
 
@@ -95,14 +95,5 @@ def rms(x: NDArray[np.float64]) -> float:
 @pytest.mark.parametrize("name", ["many heads", "qwen2"])
 def test_greedy_texts_are_equal(name: str, isa: str, tmp_path: Path) -> None:
     path = EXACT[name].write(tmp_path / "model.gguf")
-    target = load(path, isa)
     prompt = random_tokens(9, EXACT[name].vocab, seed=2)
-    text = list(prompt)
-    first = Pass(target, [table_of(target)])
-    first.chain(prompt, 0)
-    text.append(int(first.run(logits=False).argmax[-1]))
-    while len(text) < len(prompt) + 24:
-        one = Pass(target, [table_of(target)])
-        one.chain(text[-1:], len(text) - 1)
-        text.append(int(one.run(logits=False).argmax[0]))
-    assert text[len(prompt) :] == ReferenceDecoder(path).greedy(prompt, 24)
+    assert greedy(load(path, isa), prompt, 24) == ReferenceDecoder(path).greedy(prompt, 24)

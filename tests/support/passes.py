@@ -83,3 +83,16 @@ def run_in_chunks(
 def random_tokens(count: int, vocab: int, seed: int = 0) -> list[int]:
     ids: Ids = np.random.default_rng(seed).integers(0, vocab, count).astype(np.int32)
     return [int(i) for i in ids]
+
+
+def greedy(target: Target, prompt: Sequence[int], count: int) -> list[int]:
+    """Plain greedy decoding, a prefill and then row by row."""
+    table = table_of(target)
+    first = Pass(target, [table])
+    first.chain(prompt, 0)
+    text = [*prompt, int(first.run([len(prompt) - 1], logits=False).argmax[0])]
+    while len(text) < len(prompt) + count:
+        one = Pass(target, [table])
+        one.chain(text[-1:], len(text) - 1)
+        text.append(int(one.run(logits=False).argmax[0]))
+    return text[len(prompt) :]
