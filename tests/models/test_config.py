@@ -39,7 +39,7 @@ def test_everything_is_read() -> None:
         kv_heads=2,
         head_dim=32,
         context_length=4096,
-        norm_eps=pytest.approx(1e-5),
+        norm_eps=1e-5,
         rope_base=5000.0,
         rope_dim=32,
         rope_factor=1.0,
@@ -87,7 +87,7 @@ def test_llama_3_factors_divide_frequencies() -> None:
     assert config().rope_frequencies(factors) == [f / by for f, by in zip(plain, factors, strict=True)]
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "attention.scale": {"attention__scale": 0.5},
     "logit_scale": {"logit_scale": 16.0},
     "8 experts": {"expert_count": 8},
@@ -116,7 +116,7 @@ def test_what_would_change_the_mathematics_is_refused(named: str) -> None:
     assert caught.value.hint
 
 
-DAMAGED = {
+DAMAGED: dict[str, dict[str, Any]] = {
     "embedding_length": {"embedding_length": None},
     "block_count is 0": {"block_count": 0},
     "block_count is True": {"block_count": True},

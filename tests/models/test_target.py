@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(
-    path: Path, *, tensors: dict[str, Tensor | None] | None = None, keys: dict[str, Any] | None = None
+    path: Path, *, tensors: Mapping[str, Tensor | None] | None = None, keys: dict[str, Any] | None = None
 ) -> Path:
     """The tiny model with tensors or metadata replaced; None removes."""
     merged_tensors = {**TINY.tensors(), **(tensors or {})}
@@ -134,7 +135,7 @@ class TestRefusals:
         assert "embedding" in refusal(ModelFileError, path)
 
     def test_leftover_tensors(self, tmp_path: Path) -> None:
-        extra: dict[str, Tensor | None] = {
+        extra: Mapping[str, Tensor | None] = {
             f"blk.{i}.attn_q_norm.weight": Tensor.of(np.ones(16)) for i in range(5)
         }
         message = refusal(UnsupportedModelError, changed(tmp_path / "m.gguf", tensors=extra))
@@ -264,7 +265,7 @@ def run_python(script: str, *arguments: str) -> str:
 
 def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
     """Finite weights can still overflow; greedy decoding must not go on with token 0."""
-    huge: dict[str, Tensor | None] = {
+    huge: Mapping[str, Tensor | None] = {
         "blk.0.ffn_down.weight": Tensor.of(np.full((32, 64), 3e38)),
         "blk.0.ffn_up.weight": Tensor.of(np.full((64, 32), 3e38)),
         "blk.1.ffn_down.weight": Tensor.of(np.full((32, 64), -3e38)),

@@ -315,9 +315,9 @@ def test_weights_that_are_no_numbers_are_refused(kind: TensorType, value: float)
 def flush_denormals() -> None:
     """Switch this thread to flushing denormals to zero, as libraries built for fast mathematics do."""
     libm = ctypes.CDLL("libm.so.6")
-    environment = ctypes.create_string_buffer(64)
+    environment = (ctypes.c_uint32 * 16)()
     assert libm.fegetenv(environment) == 0
-    environment[28:30] = (int.from_bytes(environment[28:30], "little") | 0x8040).to_bytes(2, "little")
+    environment[7] |= 0x8040  # MXCSR follows seven words of x87 state
     assert libm.fesetenv(environment) == 0
 
 
