@@ -64,7 +64,7 @@ def test_a_negative_bound_is_refused():
 
 
 def test_survives_a_restart(tmp_path):
-    file = saved(tmp_path / "deep" / "er" / "responses", [1, 2, 3], [4, 5])
+    file = saved(tmp_path / "responses", [1, 2, 3], [4, 5])
     assert make(file).tree.tokens == [1, 2, 3, SEPARATOR, 4, 5, SEPARATOR]
 
 
@@ -214,11 +214,20 @@ def test_a_full_disk_costs_a_log_line_and_keeps_the_old_file(tmp_path, caplog, m
     assert make(file).tree.tokens == [1, 2, 3, SEPARATOR, 4, 5, SEPARATOR]
 
 
-def test_two_writers_leave_one_sound_file(tmp_path):
+def test_a_folder_that_does_not_exist_is_refused_and_not_made(tmp_path):
+    with pytest.raises(UsageError, match="deep is not a folder"):
+        make(tmp_path / "deep" / "responses")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_writers_lose_nothing_of_each_other(tmp_path):
     file = tmp_path / "responses"
     one, two = make(file), make(file)
     one.add([1, 2])
     two.add([3, 4])
     one.save()
     two.save()
-    assert make(file).tree.tokens == [3, 4, SEPARATOR]
+    one.add([5])
+    one.save()
+    two.save()
+    assert make(file).tree.tokens == [1, 2, SEPARATOR, 3, 4, SEPARATOR, 5, SEPARATOR]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
 import tempfile
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,10 +36,11 @@ class ResponseStore:
         max_tokens: bound on tokens kept; 0 keeps none.
         vocab_size: ids outside it are never taken from a file.
         identity: of model and tokenizer; ids mean nothing under another.
-        file: where to keep it between runs. Written whole and atomically, readable by its owner only.
+        file: where to keep it between runs. Written whole and atomically, readable by its owner only; what
+            others wrote to it meanwhile, in this process or another, is kept.
 
     Raises:
-        UsageError: the file is something else, or belongs to another model.
+        UsageError: the file is something else or belongs to another model, or its folder does not exist.
         ResourceError: the file cannot be read.
     """
 
@@ -50,7 +54,11 @@ class ResponseStore:
         self._vocab_size = vocab_size
         self._file = None if file is None else Path(file).expanduser()
         self._saved_at = -_SAVE_EVERY_S
-        self._changed = False
+        self._unsaved: list[int] = []
+        if self._file is not None and not self._file.parent.is_dir():
+            raise UsageError(
+                f"{self._file.parent} is not a folder", f"create it, or keep {self._file.name} elsewhere"
+            )
         self._build(self._load())
 
     def __len__(self) -> int:
@@ -60,9 +68,10 @@ class ResponseStore:
         if not response or self.max_tokens == 0:
             return
         tokens = self.tree.tokens
-        tokens += response[-self.max_tokens :]
-        tokens.append(SEPARATOR)
-        self._changed = True
+        added = [*response[-self.max_tokens :], SEPARATOR]
+        tokens += added
+        if self._file is not None:
+            self._unsaved = _newest(self._unsaved + added, self.max_tokens)
         if len(tokens) > self.max_tokens:
             self._build(_newest(tokens, max(self.max_tokens // 2, 1)))
         else:
@@ -71,18 +80,20 @@ class ResponseStore:
             self.save()
 
     def save(self) -> None:
-        """Write the file if there is one and something changed; a full disk costs a log line, no more."""
-        if self._file is None or not self._changed:
+        """Add what is new to the file, if there is one; a full disk costs a log line, no more."""
+        if self._file is None or not self._unsaved:
             return
-        body = np.asarray(self.tree.tokens, "<i4").tobytes()
-        header = _Header(self._identity, self._vocab_size, len(self.tree.tokens), zlib.crc32(body))
-        line = json.dumps(asdict(header)).encode() + b"\n"
         self._saved_at = time.monotonic()
         try:
-            _write_atomically(self._file, _MAGIC + line + body)
-            self._changed = False
-        except OSError as error:
-            _log.warning("could not save responses to %s (%s); going on without", self._file, error.strerror)
+            with _alone_in(self._file.parent):
+                tokens = _newest(self._load() + self._unsaved, self.max_tokens)
+                body = np.asarray(tokens, "<i4").tobytes()
+                header = _Header(self._identity, self._vocab_size, len(tokens), zlib.crc32(body))
+                line = json.dumps(asdict(header)).encode() + b"\n"
+                _write_atomically(self._file, _MAGIC + line + body)
+            self._unsaved.clear()
+        except (OSError, UsageError, ResourceError) as error:
+            _log.warning("could not save responses to %s (%s); going on without", self._file, error)
 
     def _build(self, tokens: list[int]) -> None:
         self.tree = ContextTree(tokens)
@@ -159,8 +170,18 @@ def _newest(tokens: list[int], limit: int) -> list[int]:
     return kept[start:]
 
 
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which every writer of these files takes: no write is lost between two."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _write_atomically(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
