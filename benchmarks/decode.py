@@ -82,7 +82,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--genai-model", type=Path, help="converted model folder; default: the GGUF itself")
     parser.add_argument("--genai-settings", default=",".join(GENAI_SETTINGS))
     parser.add_argument("--name", help="of the result files; default: from the model's")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    for flag, given, known in (
+        ("--llama-settings", asked.llama_settings, llama_cpp.SETTINGS),
+        ("--genai-settings", asked.genai_settings, GENAI_SETTINGS),
+    ):
+        if odd := [name for name in given.split(",") if name not in known]:
+            parser.error(f"{flag} names {odd[0]!r}; known are {', '.join(known)}")
+    return asked
 
 
 def open_arms(stack: contextlib.ExitStack, llm: LLM, asked: argparse.Namespace) -> Iterator[Arm]:
