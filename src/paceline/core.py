@@ -17,6 +17,8 @@ from paceline.errors import RequestError, suggest
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Mask = NDArray[np.uint32]
+"""A set of token ids as bits: id i is in it if bit i % 32 of word i // 32 is set; ids beyond it are not."""
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -29,7 +31,8 @@ class SamplingParams:
     """How one request is sampled. Names and meanings follow vLLM and the OpenAI API.
 
     The processors run in this order, on each position alone: repetition penalty, frequency and
-    presence penalty, logit_bias, min_tokens (bans stop tokens), temperature, top_k, top_p, min_p.
+    presence penalty, logit_bias, the constraint's mask if there is one, min_tokens (bans stop tokens),
+    temperature, top_k, top_p, min_p.
 
     Attributes:
         temperature: 0 means greedy; ties go to the lowest id.
@@ -163,6 +166,46 @@ def token_ids(name: str, values: object) -> list[int]:
     return [int(one) for one in found]
 
 
+class Constraint(Protocol):
+    """What limits the next token of one request: a grammar, and how far the text has come in it.
+
+    It moves only by `advance`, once per committed token, so a rejected draft leaves no trace in it.
+    """
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text is complete: only tokens that end it are allowed."""
+        ...
+
+    def mask(self) -> Mask | None:
+        """[ceil(vocab / 32)] the token ids allowed next; None allows every one. Not to be written to.
+
+        Raises:
+            RequestError: what follows is too complex to be worked out within bounds.
+        """
+        ...
+
+    def advance(self, token: int) -> None:
+        """Follow one committed token, one that the mask allowed."""
+        ...
+
+    def accepts(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, from the first, could follow; moves nothing."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that have to follow, as far as that is cheap to tell; often none.
+
+        They spell the only text that can follow. Where other tokens spell it too the model may choose
+        those, so they are a draft, not a decision.
+        """
+        ...
+
+    def fresh(self) -> Constraint:
+        """The same constraint at the start of a text, independent of this one."""
+        ...
+
+
 @dataclass(slots=True)
 class Context:
     """What a drafter may look at: one request's committed text.
@@ -173,6 +216,7 @@ class Context:
         prompt_length: how many of `tokens` are prompt.
         prediction: text that the caller expects the output to resemble, as token ids.
         temperature: the request's sampling temperature.
+        constraint: what limits the output, advanced to the end of `tokens`; drafters never advance it.
     """
 
     request: int
@@ -180,6 +224,7 @@ class Context:
     prompt_length: int
     prediction: Sequence[int] = ()
     temperature: float = 0.0
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.core import Floats, SamplingParams, TokenLogprob
+from paceline.core import Constraint, Floats, Mask, SamplingParams, TokenLogprob
 from paceline.errors import ModelFileError, RequestError
 from paceline.sampling import processors
 from paceline.sampling.noise import Doubles, Indices, Noise
 from paceline.sampling.race import race, race_among, race_nucleus, scale
 
+Flags = NDArray[np.bool_]
+
 
 class Sampler:
     """Turns logits into tokens, and remembers what was committed.
 
-    The history behind penalties and min_tokens moves only by `advance`, once per committed token; a
-    rejected draft never touches it, so there is nothing to roll back.
+    The history behind penalties and min_tokens, and the constraint, move only by `advance`, once per
+    committed token; a rejected draft never touches them, so there is nothing to roll back.
 
     Args:
         params: how to sample.
@@ -25,9 +28,11 @@ class Sampler:
         stop_ids: every token that would end the text; min_tokens bans them.
         vocab_size: length of a row of logits.
         seed: key of the noise, any integer in [-2^63, 2^64).
+        constraint: what limits the text, at its start; the sampler advances it.
 
     Raises:
-        RequestError: logit_bias or stop_token_ids names a token outside the vocabulary.
+        RequestError: logit_bias or stop_token_ids names a token outside the vocabulary, or ignore_eos
+            forbids the end that a constraint leads to.
     """
 
     def __init__(
@@ -37,11 +42,18 @@ class Sampler:
         stop_ids: Collection[int],
         vocab_size: int,
         seed: int,
+        constraint: Constraint | None = None,
     ) -> None:
+        if constraint is not None and params.ignore_eos:
+            raise RequestError(
+                "ignore_eos is True, but a constrained text that is complete can only end",
+                "leave out ignore_eos, or the constraint",
+            )
         self.params = params
         self.vocab_size = vocab_size
         self.noise = Noise(seed, vocab_size)
         self.generated = 0
+        self._constraint = constraint
         _check_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
         _check_ids(params.logit_bias, vocab_size, "logit_bias")
         # A model's own end token may lie beyond its logits; it cannot be sampled then.
@@ -58,7 +70,12 @@ class Sampler:
     @property
     def needs_logits(self) -> bool:
         """Whether the next pass must return logits; if not, its argmax is enough."""
-        return not self.params.greedy or self.params.logprobs is not None or self._adjusts
+        return (
+            not self.params.greedy
+            or self.params.logprobs is not None
+            or self._constraint is not None
+            or self._adjusts
+        )
 
     def pick(self, logits: Floats | None, argmax: int, position: int) -> int:
         """The token that stands at `position`.
@@ -70,25 +87,33 @@ class Sampler:
 
         Raises:
             ModelFileError: the logits hold NaN or +inf, or nothing finite.
-            RequestError: min_tokens bans every token.
+            RequestError: min_tokens bans every token, or the constraint allows none.
         """
-        if self.params.greedy and not self._adjusts:
+        mask = self._mask()
+        if self.params.greedy and not self._adjusts and (mask is None or _allows(mask, argmax)):
             return argmax
         assert logits is not None, "needs_logits was ignored"
-        row = self._adjusted(logits)
+        if self._untruncated and not self._adjusts and mask is not None and np.isfinite(logits.max()):
+            # The winner of the race among all tokens, if it is allowed, is the winner among the allowed.
+            token = self._draw(logits, position)
+            if _allows(mask, token):
+                return token
+        row = self._adjusted(logits, mask)
         if self.params.greedy:
             return int(row.argmax())
         return self._draw(row, position)
 
     def advance(self, token: int) -> None:
         """Follow one committed token."""
+        if self._constraint is not None:
+            self._constraint.advance(token)
         self.generated += 1
         if self._repeating or self._counting:
             self._seen.add(token, 1)
 
     def support(self, logits: Floats) -> tuple[Indices, Doubles]:
         """The distribution that `pick` draws from next: [kept] ids, ascending, and [kept] probabilities."""
-        row = self._adjusted(logits)
+        row = self._adjusted(logits, self._mask())
         if self.params.greedy:
             return np.array([row.argmax()]), np.ones(1)
         ids = self._kept(row)
@@ -127,6 +152,14 @@ class Sampler:
     def _adjusts(self) -> bool:
         return self._repeating or self._counting or len(self._bias_ids) > 0 or self._banning
 
+    @property
+    def _untruncated(self) -> bool:
+        params = self.params
+        return not params.greedy and params.top_k <= 0 and params.top_p == 1.0 and params.min_p == 0.0
+
+    def _mask(self) -> Mask | None:
+        return None if self._constraint is None else self._constraint.mask()
+
     def _draw(self, row: Floats, position: int) -> int:
         """Gumbel-max among the tokens that the truncations keep; `_kept` lists the same tokens."""
         params, noise = self.params, self.noise
@@ -141,18 +174,27 @@ class Sampler:
         params = self.params
         return processors.keep(row, params.temperature, params.top_k, params.top_p, params.min_p)
 
-    def _adjusted(self, logits: Floats) -> Floats:
-        """Penalties, bias and bans on a copy; the row itself when there are none. Checks the result."""
+    def _adjusted(self, logits: Floats, mask: Mask | None) -> Floats:
+        """Penalties, bias, mask and bans on a copy; the row itself when there are none. Checks the result."""
         row = logits
-        if self._adjusts:
+        if self._adjusts or mask is not None:
             row = logits.copy()
             self._penalise(row)
             row[self._bias_ids] += self._bias
-            if self._banning:
+            allowed = None if mask is None else _flags(mask, self.vocab_size)
+            if allowed is not None:
+                row[~allowed] = -np.inf
+            if self._banning and not self._must_stop(allowed):
                 row[self._stop_ids] = -np.inf
         if not np.isfinite(row.max()):
-            raise _spoilt(self.params, logits, row)
+            raise _spoilt(self.params, logits, row, mask)
         return row
+
+    def _must_stop(self, allowed: Flags | None) -> bool:
+        """Whether the constraint leaves nothing but stop tokens: min_tokens cannot ask for more text then."""
+        if allowed is None:
+            return False
+        return bool(np.count_nonzero(allowed) == np.count_nonzero(allowed[self._stop_ids]))
 
     def _penalise(self, row: Floats) -> None:
         params, ids, counts = self.params, self._seen.ids, self._seen.counts
@@ -191,6 +233,17 @@ class _Counts:
         self._counts[place] += times
 
 
+def _allows(mask: Mask, token: int) -> bool:
+    word, bit = divmod(token, 32)
+    return word < len(mask) and bool(int(mask[word]) >> bit & 1)
+
+
+def _flags(mask: Mask, vocab_size: int) -> Flags:
+    """[vocab] the mask, one truth value per id."""
+    octets = mask.astype("<u4", copy=False).view(np.uint8)
+    return np.unpackbits(octets, count=vocab_size, bitorder="little").view(np.bool_)
+
+
 def _check_ids(ids: Collection[int], vocab_size: int, name: str) -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
@@ -209,16 +262,24 @@ def _unusable(logits: Floats) -> ModelFileError:
     )
 
 
-def _spoilt(params: SamplingParams, logits: Floats, row: Floats) -> ModelFileError | RequestError:
+def _spoilt(
+    params: SamplingParams, logits: Floats, row: Floats, mask: Mask | None
+) -> ModelFileError | RequestError:
     """Tell a request that spoilt sound logits from a model that had none."""
     if not np.isfinite(logits.max()):
         return _unusable(logits)
-    if row.max() == -np.inf:
+    if row.max() != -np.inf:
         return RequestError(
-            f"min_tokens bans every one of the {len(row)} tokens",
-            "lower min_tokens, or name fewer stop_token_ids",
+            f"repetition_penalty {params.repetition_penalty} takes logits beyond the range of float32",
+            "use a value near 1",
+        )
+    if mask is not None:
+        count = int(np.bitwise_count(mask).sum())
+        return RequestError(
+            f"the constraint allows {count} of {len(row)} tokens here, and the model can write none of them",
+            "check that the constraint describes text that this model's vocabulary can spell",
         )
     return RequestError(
-        f"repetition_penalty {params.repetition_penalty} takes logits beyond the range of float32",
-        "use a value near 1",
+        f"min_tokens bans every one of the {len(row)} tokens",
+        "lower min_tokens, or name fewer stop_token_ids",
     )
