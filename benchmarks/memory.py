@@ -1,4 +1,5 @@
-"""Memory that a loaded model takes, against its file: at most file + KV cache + 15 % of the file.
+"""Memory that a loaded model takes, against its file (at most file + KV cache + 15 % of the file) and against
+what `paceline plan` foretells for the same number of tokens.
 
 Each model is loaded in a process of its own, which answers one prompt before it is looked at. See README.md.
 """
@@ -43,11 +44,14 @@ def main() -> None:
         "over file + KV",
         "of it mapped file",
         "peak MB",
+        "planned MB",
+        "off by",
     ]
     rows = [
         [
             *(f["model"]["name"], _mb(f["model"]["bytes"]), _mb(f["kv_bytes"]), _mb(f["limit"])),
             *(_mb(f["VmRSS"]), f"{f['over']:+.1%}", _mb(f["RssFile"]), _mb(f["VmHWM"])),
+            *(_mb(f["planned"]), f"{f['planned'] / f['VmRSS'] - 1:+.1%}"),
         ]
         for f in found
     ]
@@ -61,8 +65,15 @@ def inside(path: Path, prompt_tokens: int) -> dict[str, int]:
         tokens = [5 + i % 1000 for i in range(prompt_tokens)]
         answer = llm.generate(tokens, SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
         per_token: int = llm.engine.target.cache_bytes_per_token  # type: ignore[attr-defined]
-        kv = per_token * (prompt_tokens + len(answer.tokens))
-        return {"before": base, "kv_bytes": kv} | status()
+        tokens_held = prompt_tokens + len(answer.tokens)
+        return {"before": base, "kv_bytes": per_token * tokens_held, "tokens": tokens_held} | status()
+
+
+def planned(path: Path, tokens: int) -> int:
+    """Bytes that `paceline plan` foretells."""
+    command = [sys.executable, "-m", "paceline", "plan", str(path), "--context", str(tokens), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(json.loads(done.stdout)["total"])
 
 
 def outside(path: Path, prompt_tokens: int) -> dict[str, Any]:
@@ -71,6 +82,7 @@ def outside(path: Path, prompt_tokens: int) -> dict[str, Any]:
     if done.returncode != 0:
         raise SystemExit(f"{path}: {done.stderr[-1500:]}")
     measured: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    measured["planned"] = planned(path, measured["tokens"])
     return against_file(describe_file(path), measured)
 
 

@@ -188,7 +188,7 @@ class TestRefusals:
 
 class TestMemory:
     def test_a_model_larger_than_memory(self, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(target_module, "_free_memory", lambda: 100 * 1024)
+        monkeypatch.setattr(target_module, "free_memory", lambda: 100 * 1024)
         message = refusal(ResourceError, tiny)
         assert "the model needs 1 MiB" in message
         assert "0 MiB are free" in message
@@ -197,8 +197,9 @@ class TestMemory:
         path = replace(TINY, context=1_000_000).write(tmp_path / "long.gguf")
         file = GGUFFile.open(path)
         config = load(path, max_model_len=64).config
-        program = target_module._program_bytes(file, config) * 1.15
-        monkeypatch.setattr(target_module, "_free_memory", lambda: int(program) + 5000 * 5 // 4 * 128 + 64)
+        needs = target_module.memory_needs(file, config)
+        program = (needs.weights + needs.workspace) * 1.15
+        monkeypatch.setattr(target_module, "free_memory", lambda: int(program) + 5000 * 5 // 4 * 128 + 64)
         assert load(path).context_limit == 5000
         assert load(path, max_model_len=4000).context_limit == 4000
         message = refusal(ResourceError, path, max_model_len=5001)
@@ -210,7 +211,7 @@ class TestMemory:
         in_file = sum(info.nbytes for info in file.tensors.values())
         target = NativeTarget.load(file)
         assert target.weight_bytes > 1.9 * in_file
-        assert target_module._program_bytes(file, target.config) >= target.weight_bytes
+        assert target_module.memory_needs(file, target.config).weights >= target.weight_bytes
 
     def test_control_groups(self, tmp_path: Path) -> None:
         (tmp_path / "memory.max").write_text("1000000\n")

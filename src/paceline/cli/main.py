@@ -19,6 +19,7 @@ VERBS = {
     "demo": "Watch one prompt with and without speculation",
     "pull": "Fetch a model",
     "show": "Describe a model file",
+    "plan": "Tell how much memory a model takes, before loading it",
     "bench": "Measure speeds on your prompts",
     "profile": "Measure what a pass costs on this machine",
     "check": "Check that speculation changes nothing",

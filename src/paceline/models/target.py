@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,8 @@ class NativeTarget:
         record = recorder(str(metadata["general.architecture"]))
         config = DecoderConfig.from_metadata(metadata)
         vocab = _vocabulary(file)
-        context = _context(config, max_model_len, _program_bytes(file, config))
+        needs = memory_needs(file, config)
+        context = _context(config, max_model_len, needs.weights + needs.workspace)
         pages = _pages(pages, context)
         program = _program(config, threads=_threads(threads), isa=_isa(isa), pages=pages)
         tensors = Tensors(file, program)
@@ -173,14 +175,26 @@ def _program(config: DecoderConfig, *, threads: int, isa: str, pages: int) -> Pr
         ) from error
 
 
-def _program_bytes(file: GGUFFile, config: DecoderConfig) -> int:
-    """Bytes of repacked weights, for some types more than the file has, and of what a full pass works in."""
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes that a model takes: its weights as they are packed, what a full pass works in, one position."""
+
+    weights: int
+    workspace: int
+    cache_per_token: int
+
+
+def memory_needs(file: GGUFFile, config: DecoderConfig) -> MemoryNeeds:
+    """Tell from a header what a model takes. An embedding with a head of its own stays in the mapped file."""
     weights = 0
     for info in file.tensors.values():
+        if info.name == "token_embd.weight" and "output.weight" in file.tensors:
+            continue
         matrix = len(info.shape) == 2 and info.shape[1] % 32 == 0
         weights += packed_bytes(int(info.type), *info.shape) if matrix else info.nbytes
     inner, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    return weights + MAX_ROWS * 4 * (2 * config.width + 3 * inner + 2 * kv_width + config.hidden)
+    workspace = MAX_ROWS * 4 * (2 * config.width + 3 * inner + 2 * kv_width + config.hidden)
+    return MemoryNeeds(weights, workspace, _cache_bytes(config))
 
 
 def _cache_bytes(config: DecoderConfig) -> int:
@@ -199,7 +213,7 @@ def _context(config: DecoderConfig, wanted: int | None, program_bytes: int) -> i
     """Longest sequence: as asked, or as the model and the free memory allow."""
     if wanted is not None and not (is_whole(wanted) and 2 <= wanted <= config.context_length):
         raise UsageError(f"max_model_len is {wanted!r}", f"give a value from 2 to {config.context_length}")
-    free = _free_memory()
+    free = free_memory()
     if free is None:
         return wanted or config.context_length
     left = int(free - program_bytes * _SPARE)
@@ -214,7 +228,7 @@ def _context(config: DecoderConfig, wanted: int | None, program_bytes: int) -> i
     return wanted or min(config.context_length, fits)
 
 
-def _free_memory() -> int | None:
+def free_memory() -> int | None:
     """Bytes the system could hand out now, or None where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.tiny_models import TinyModel
+
+from paceline.cli.main import run
+from paceline.cli.plan import _size
+from paceline.errors import UsageError
+from paceline.models.target import NativeTarget
+from paceline.tools.plan import Model, plan
+from paceline.weights.gguf import GGUFFile
+from paceline.weights.quants import TensorType
+
+BIG = Model("big", weights=1000, workspace=100, cache_per_token=10, context_length=400, vocabulary=50)
+SMALL = Model("small", weights=200, workspace=20, cache_per_token=2, context_length=300, vocabulary=50)
+
+
+def test_everything_is_added_up():
+    found = plan(BIG, available=9999, runtime=50, drafters=[SMALL], context=100, sequences=3)
+    assert {part.name: part.bytes for part in found.parts} == {
+        "runtime": 50,
+        "weights of big": 1000,
+        "workspace of big": 100,
+        "weights of small": 200,
+        "workspace of small": 20,
+        "KV cache of big": 3000,
+        "KV cache of small": 600,
+    }
+    assert found.total == 4970
+    assert found.fits
+    assert found.advice == ()
+
+
+def test_the_largest_context_is_the_last_that_fits():
+    found = plan(BIG, available=1150 + 10 * 137 + 9, runtime=50)
+    assert (found.context, found.largest_context, found.fits) == (137, 137, True)
+    assert plan(BIG, available=found.available, runtime=50, context=137).fits
+    assert not plan(BIG, available=found.available, runtime=50, context=138).fits
+
+
+def test_no_model_gets_more_context_than_the_shorter_one_was_made_for():
+    assert plan(BIG, available=10**9, runtime=0, drafters=[SMALL]).largest_context == 300
+    with pytest.raises(UsageError, match="301"):
+        plan(BIG, available=10**9, runtime=0, drafters=[SMALL], context=301)
+
+
+def test_advice_names_what_would_help():
+    tight = plan(BIG, available=1150 + 10 * 40, runtime=50, context=100, sequences=2)
+    assert tight.largest_context == 20
+    assert tight.advice[0] == "lower --context to 20"
+    assert tight.advice[1] == "hold fewer than 2 sequences at a time"
+    hopeless = plan(BIG, available=1200, runtime=50, drafters=[SMALL], sequences=2)
+    assert not hopeless.fits
+    assert hopeless.largest_context == 0
+    assert hopeless.advice[0].startswith("do without the draft model")
+
+
+@pytest.mark.parametrize("kind", [TensorType.F32, TensorType.Q8_0, TensorType.Q4_0, TensorType.IQ4_XS])
+def test_weights_are_counted_as_they_are_packed(tmp_path, kind):
+    model = TinyModel(kind=kind, width=256, hidden=512, heads=4, head_dim=64, vocab=512)
+    for tied in (True, False):
+        path = replace(model, tied=tied).write(tmp_path / f"{tied}.gguf")
+        with GGUFFile.open(path) as file:
+            target = NativeTarget.load(file, max_model_len=64)
+            found = Model.of(file)
+        # one row reads all weights; beside them lie the vectors of the norms
+        assert 0 <= found.weights - target.weight_bytes <= 256 * 4 * (2 * model.layers + 1)
+        assert found.cache_per_token == target.cache_bytes_per_token
+        assert found.vocabulary == 512
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GiB", 8 << 30),
+        ("8G", 8 << 30),
+        ("8gb", 8 * 10**9),
+        ("1.5MiB", 3 << 19),
+        ("4096", 4096),
+        ("64k", 65536),
+    ],
+)
+def test_sizes(text, size):
+    assert _size("--memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "lots", "8XB", "-1G", "8 G B"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(UsageError, match="--memory"):
+        _size("--memory", text)
