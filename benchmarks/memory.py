@@ -71,7 +71,7 @@ def inside(path: Path, prompt_tokens: int) -> dict[str, int]:
 
 def planned(path: Path, tokens: int) -> int:
     """Bytes that `paceline plan` foretells."""
-    command = [sys.executable, "-m", "paceline", "plan", str(path), "--context", str(tokens), "--json"]
+    command = [sys.executable, "-m", "paceline", "plan", str(path), "-c", str(tokens), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(json.loads(done.stdout)["total"])
 

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
-from support.tiny_models import TinyModel
 
-from paceline.cli.main import run
 from paceline.cli.plan import _size
 from paceline.errors import UsageError
 from paceline.models.target import NativeTarget
 from paceline.tools.plan import Model, plan
 from paceline.weights.gguf import GGUFFile
 from paceline.weights.quants import TensorType
+from support.tiny_models import TinyModel
 
 BIG = Model("big", weights=1000, workspace=100, cache_per_token=10, context_length=400, vocabulary=50)
 SMALL = Model("small", weights=200, workspace=20, cache_per_token=2, context_length=300, vocabulary=50)
@@ -50,7 +48,7 @@ def test_no_model_gets_more_context_than_the_shorter_one_was_made_for():
 def test_advice_names_what_would_help():
     tight = plan(BIG, available=1150 + 10 * 40, runtime=50, context=100, sequences=2)
     assert tight.largest_context == 20
-    assert tight.advice[0] == "lower --context to 20"
+    assert tight.advice[0] == "lower --max-model-len to 20"
     assert tight.advice[1] == "hold fewer than 2 sequences at a time"
     hopeless = plan(BIG, available=1200, runtime=50, drafters=[SMALL], sequences=2)
     assert not hopeless.fits

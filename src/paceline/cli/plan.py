@@ -11,6 +11,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.loading import locate
 from paceline.cli.options import Model as ModelArgument
+from paceline.cli.options import list_flag, split_specs
 from paceline.cli.verb import verb
 from paceline.errors import UsageError
 from paceline.tools.plan import GPU_SHARE, MemoryPlan, Model, memory_here, plan, resident
@@ -22,16 +23,15 @@ _UNITS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
 def command(
     model: ModelArgument,
     *,
-    drafter: Annotated[
-        list[str] | None, typer.Option("--drafter", help="A draft model beside it; several may be given")
+    speculate: Annotated[
+        list[str] | None,
+        list_flag("--speculate", "--drafter", help="model:PATH, a draft model beside it; several combine"),
     ] = None,
-    context: Annotated[
+    max_model_len: Annotated[
         int | None,
-        typer.Option(
-            "--max-model-len", "--ctx-size", "-c", "--context", help="Default: as many tokens as fit"
-        ),
+        typer.Option("--max-model-len", "--ctx-size", "-c", min=1, help="Default: as many tokens as fit"),
     ] = None,
-    sequences: Annotated[
+    max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", "--parallel", "-np", min=1, help="Held at the same time")
     ] = 1,
     memory: Annotated[
@@ -44,12 +44,18 @@ def command(
 ) -> int:
     if memory and gpu:
         raise UsageError("--memory and --gpu were both given", "plan for one of them")
-    found = _plan([model, *(drafter or [])], context, sequences, memory, gpu)
+    found = _plan([model, *_draft_models(speculate or [])], max_model_len, max_num_seqs, memory, gpu)
     if json:
         terminal.write_json(asdict(found) | {"fits": found.fits})
     else:
         _show(found)
     return 0 if found.fits else 1
+
+
+def _draft_models(specs: list[str]) -> list[str]:
+    """The models among drafters; the other drafters need no memory to speak of."""
+    names = [spec for text in specs for spec in split_specs(text)]
+    return [name.partition(":")[2].partition(",")[0] for name in names if name.startswith("model:")]
 
 
 def _plan(
@@ -62,7 +68,7 @@ def _plan(
 
     models, tokenizers = [], []
     for name in names:
-        with GGUFFile.open(locate(name.removeprefix("model:"))) as file:
+        with GGUFFile.open(locate(name)) as file:
             models.append(Model.of(file, repacked=gpu is None))
             tokenizers.append(Tokenizer.from_gguf(file.metadata))
             file.forget_arrays()

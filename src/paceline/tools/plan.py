@@ -115,7 +115,7 @@ def plan(
     longest = min(model.context_length for model in models)
     if context is not None and not 1 <= context <= longest:
         raise UsageError(
-            f"--context is {context}", f"give a value from 1 to {longest}, the models' own limit"
+            f"--max-model-len is {context}", f"give a value from 1 to {longest}, the models' own limit"
         )
     fixed = [Part("runtime", runtime)]
     for model in models:
@@ -136,7 +136,7 @@ def _advice(models: Sequence[Model], missing: int, largest: int, sequences: int)
     """What would make it fit, the mildest change first."""
     found = []
     if largest:
-        found.append(f"lower --context to {largest}")
+        found.append(f"lower --max-model-len to {largest}")
     if sequences > 1 and largest:
         found.append(f"hold fewer than {sequences} sequences at a time")
     if len(models) > 1 and missing <= sum(model.weights + model.workspace for model in models[1:]):
