@@ -215,7 +215,8 @@ class Context:
         tokens: prompt and committed output, grown in place by the engine; drafters only read it.
         prompt_length: how many of `tokens` are prompt.
         prediction: text that the caller expects the output to resemble, as token ids.
-        temperature: the request's sampling temperature.
+        params: how the request is sampled; a drafter that samples does the same.
+        seed: key of the request's noise, which a drafter may draw too: it then agrees more often.
         constraint: what limits the output, advanced to the end of `tokens`; drafters never advance it.
     """
 
@@ -223,7 +224,8 @@ class Context:
     tokens: list[int]
     prompt_length: int
     prediction: Sequence[int] = ()
-    temperature: float = 0.0
+    params: SamplingParams = SamplingParams(temperature=0.0)
+    seed: int = 0
     constraint: Constraint | None = None
 
 
@@ -309,8 +311,8 @@ class Outcome:
 class Drafter(Protocol):
     """Guesses tokens. One file each, one row in `drafters.registry`.
 
-    A drafter never sees sampled noise or logits of the target, and never changes text: a wrong guess
-    costs time only. All methods are called from one thread.
+    A drafter never sees logits of the target, and never changes text: a wrong guess costs time only. All
+    methods are called from one thread.
     """
 
     name: str
@@ -326,6 +328,39 @@ class Drafter(Protocol):
 
     def forget(self, context: Context) -> None:
         """The request is over; keep only what may serve later requests."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What rows of the target's next pass cost, for a drafter that must weigh its own time against them.
+
+    Attributes:
+        passes: [n] seconds of a pass by row count; index 0 is unused.
+        base: rows that are in the pass anyway, one per request.
+        rate: tokens per second to be had without this drafter.
+    """
+
+    passes: Sequence[float]
+    base: int
+    rate: float
+
+
+class CostlyDrafter(Drafter, Protocol):
+    """A drafter whose guesses cost passes of a model: asked for all requests together, and told the prices.
+
+    It answers with empty drafts where drafting would not pay. `propose` drafts as much as it is asked for,
+    whatever that costs.
+    """
+
+    def propose_many(
+        self, contexts: Sequence[Context], budgets: Sequence[int], prices: Prices
+    ) -> list[Draft]:
+        """Offer drafts of at most `budgets[i]` nodes for all requests, as far as they pay."""
+        ...
+
+    def price(self, context: Context) -> float:
+        """Seconds that the smallest draft for this request would take, catching up included."""
         ...
 
 
@@ -406,8 +441,12 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds of one request; prefill and decode apart. Decode excludes the token that prefill yields."""
+    """Seconds of one request; prefill and decode apart. Decode excludes the token that prefill yields.
 
+    `queue_s` ends when its prompt is first worked on; `time_to_first_token_s` includes it.
+    """
+
+    queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     time_to_first_token_s: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +112,14 @@ class Sampler:
         if self._repeating or self._counting:
             self._seen.add(token, 1)
 
+    def ahead(self) -> Sampler:
+        """A sampler that stands where this one does, to try tokens on; it knows of no constraint."""
+        twin = copy(self)
+        twin._constraint = None
+        if self._repeating or self._counting:
+            twin._seen = self._seen.copy()
+        return twin
+
     def support(self, logits: Floats) -> tuple[Indices, Doubles]:
         """The distribution that `pick` draws from next: [kept] ids, ascending, and [kept] probabilities."""
         row = self._adjusted(logits, self._mask())
@@ -215,6 +224,11 @@ class _Counts:
         self._place: dict[int, int] = {}
         self._ids = np.zeros(64, np.int64)
         self._counts = np.zeros(64, np.float32)
+
+    def copy(self) -> _Counts:
+        twin = _Counts()
+        twin._place, twin._ids, twin._counts = self._place.copy(), self._ids.copy(), self._counts.copy()
+        return twin
 
     @property
     def ids(self) -> Indices:
