@@ -135,7 +135,7 @@ def test_llama_server_tells_its_own_times_and_drafts() -> None:
         arm = ServerArm(url)
         sample = arm.measure(PROMPT, PARAMS, chat=True)
     assert (sample.prefill_s, sample.decode_s) == (pytest.approx(0.048), pytest.approx(0.25))
-    assert arm.decode_clock == "llama-server timings"
+    assert arm.decode_clock == "the server's timings"
     assert script.asked[0][1]["cache_prompt"] is False
     assert sample.speculation is not None
     # Nine tokens: one from prefill; eight from three passes, five of them drafted.
@@ -148,7 +148,7 @@ def test_llama_server_tells_its_own_times_and_drafts() -> None:
     [
         (Script(["data: [DONE]\n\n"]), "sent no usage"),
         (Script(chat_events("x", usage=None)), "sent no usage"),
-        (Script(["data: {nonsense\n\n"]), "broke off"),
+        (Script(["data: {nonsense\n\n"]), "no OpenAI answer"),
         (Script([event(error={"message": "too long"})]), "too long"),
         (Script(["no such model"], status=404), "answered 404: no such model"),
     ],

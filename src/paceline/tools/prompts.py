@@ -26,6 +26,12 @@ class Prompt:
     def as_messages(self) -> list[Message]:
         return self.messages if self.messages is not None else [{"role": "user", "content": self.text}]
 
+    def for_server(self, *, chat: bool) -> tuple[str, dict[str, Any]]:
+        """The OpenAI route below `/v1`, and what the prompt is in its body."""
+        if chat:
+            return "/chat/completions", {"messages": self.as_messages()}
+        return "/completions", {"prompt": self.text}
+
 
 def load(path: Path) -> list[Prompt]:
     """Read a prompt file.
