@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from paceline.cli import terminal
 
 VERBS = {
+    "serve": "Serve a model to any OpenAI client",
     "run": "Chat with a model in the terminal",
     "generate": "Complete one prompt",
     "demo": "Watch one prompt with and without speculation",

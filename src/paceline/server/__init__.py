@@ -1,0 +1,1 @@
+"""An OpenAI-compatible HTTP server over `engine.service`. Start with `app`, which holds the routes."""

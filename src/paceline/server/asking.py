@@ -1,0 +1,282 @@
+"""From a request's body to jobs for the engine. Takes a while for long prompts; runs on a worker thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from paceline.core import Constraint, SamplingParams
+from paceline.drafters import registry
+from paceline.engine.llm import Speculate
+from paceline.errors import PacelineError, RequestError, suggest
+from paceline.server.backend import Model
+from paceline.server.failures import ApiError
+from paceline.server.feed import Job
+from paceline.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    Prediction,
+    ResponseFormat,
+    Sampling,
+    TokenizeRequest,
+    Tool,
+)
+from paceline.server.wire import shown
+
+_PLAIN = [f.name for f in fields(SamplingParams) if f.name not in ("logit_bias", "logprobs")]
+_MOST_PROMPTS = 1024
+
+
+def chat_job(body: ChatRequest, model: Model, ceiling: int) -> Job:
+    """The job of one chat request.
+
+    Raises:
+        ApiError: a field that means nothing.
+        PacelineError: what the template, the tokenizer or the grammar refuses.
+    """
+    tokens = _same("max_tokens", body.max_tokens, "max_completion_tokens", body.max_completion_tokens)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise _bad("top_logprobs", "top_logprobs needs logprobs: true")
+    more = {
+        "max_tokens": tokens,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    }
+    return Job(
+        prompt=chat_ids(
+            model,
+            body.messages,
+            tools=body.tools if body.tool_choice != "none" else None,
+            add_generation_prompt=body.add_generation_prompt,
+            kwargs=body.chat_template_kwargs,
+        ),
+        params=_params(body, model, more),
+        constraint=_constraint(body, model),
+        prediction=_prediction(body.prediction, model),
+        **_speculation(body, ceiling),
+    )
+
+
+def completion_jobs(body: CompletionRequest, model: Model, ceiling: int) -> tuple[list[Job], list[str]]:
+    """A job for each prompt of a completions request, and what each answer echoes.
+
+    Raises as `chat_job` does.
+    """
+    if body.echo and body.logprobs is not None:
+        raise _bad("echo", "echo cannot be combined with logprobs: the prompt has none; leave one out")
+    prompts = _prompts(body.prompt)
+    if len(prompts) > _MOST_PROMPTS:
+        raise _bad("prompt", f"there are {len(prompts)} prompts; the limit is {_MOST_PROMPTS}")
+    params = _params(body, model, {"logprobs": body.logprobs})
+    constraint = _constraint(body, model)
+    shared: dict[str, Any] = {
+        "params": params,
+        "prediction": _prediction(body.prediction, model),
+        **_speculation(body, ceiling),
+    }
+    jobs, echoes = [], []
+    for prompt in prompts:
+        ids = _ids(prompt, model, body.add_special_tokens is not False)
+        fresh = None if constraint is None else constraint.fresh()
+        jobs.append(Job(prompt=ids, constraint=fresh, **shared))
+        echoes.append(_echo(prompt, model) if body.echo else "")
+    return jobs, echoes
+
+
+def chat_ids(
+    model: Model,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool] | None,
+    add_generation_prompt: bool | None,
+    kwargs: Mapping[str, Any] | None,
+) -> list[int]:
+    """Token ids of a conversation, as the model's template writes it."""
+    template = model.llm.chat_template
+    if template is None:
+        raise _bad("messages", "this model has no chat template; use /v1/completions, or --chat-template")
+    own = {"messages", "tools", "add_generation_prompt"} & set(kwargs or {})
+    if own:
+        name = sorted(own)[0]
+        raise _bad("chat_template_kwargs", f"chat_template_kwargs holds {name!r}; that is a field of its own")
+    return template.encode(
+        model.llm.tokenizer,
+        [_plain_message(message, template.source) for message in messages],
+        add_generation_prompt=add_generation_prompt is not False,
+        tools=[tool.model_dump(exclude_none=True) for tool in tools] if tools else None,
+        **(kwargs or {}),
+    )
+
+
+def tokenize(body: TokenizeRequest, model: Model) -> list[int]:
+    """Token ids of a prompt or of a conversation. Raises as `chat_job` does."""
+    if (body.prompt is None) == (body.messages is None):
+        raise _bad("prompt", "give either prompt or messages")
+    if body.messages is None:
+        return _ids(body.prompt or "", model, body.add_special_tokens is not False)
+    return chat_ids(
+        model,
+        body.messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        kwargs=body.chat_template_kwargs,
+    )
+
+
+def _plain_message(message: Message, template: str) -> dict[str, Any]:
+    """A message as templates expect it: arguments of calls as objects, and no role they never heard of."""
+    plain = message.model_dump(exclude_none=True)
+    if plain["role"] == "developer" and "developer" not in template:
+        plain["role"] = "system"
+    for call in plain.get("tool_calls", ()):
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            try:
+                function["arguments"] = json.loads(function["arguments"] or "{}")
+            except ValueError:
+                quoted = shown(function["arguments"])
+                raise _bad("messages", f"a tool call's arguments are {quoted}, which is no JSON") from None
+    return plain
+
+
+def _params(body: Sampling, model: Model, more: Mapping[str, Any]) -> SamplingParams:
+    given = {name: getattr(body, name) for name in _PLAIN} | dict(more)
+    values = dict(model.defaults) | {name: value for name, value in given.items() if value is not None}
+    if body.logit_bias:
+        values["logit_bias"] = _bias(body.logit_bias, model.llm.tokenizer.vocab_size)
+    try:
+        return SamplingParams(**values)
+    except RequestError as error:
+        field = error.message.partition(" ")[0].partition("[")[0]
+        message = f"{error.message}; {error.hint}"
+        raise ApiError(400, message, param=field, code="invalid_value") from None
+
+
+def _bias(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    found = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) < vocab_size):
+            limit = f"token ids are 0 to {vocab_size - 1}, written as text"
+            raise _bad("logit_bias", f"logit_bias names {shown(key)}; {limit}")
+        found[int(key)] = value
+    return found
+
+
+def _speculation(body: Sampling, ceiling: int) -> dict[str, Any]:
+    """`speculate` and `max_draft` of a job. Only names are taken from outside: options of drafters name
+    files on this machine."""
+    asked = body.speculation
+    if asked is None:
+        return {"max_draft": ceiling}
+    if asked.max_draft is not None and not 0 <= asked.max_draft <= ceiling:
+        text = f"speculation.max_draft is {asked.max_draft}; this server allows 0 to {ceiling}"
+        raise _bad("speculation.max_draft", text)
+    if asked.off and asked.drafter not in (None, "off"):
+        raise _bad("speculation", "speculation.off excludes speculation.drafter; leave one out")
+    limit = ceiling if asked.max_draft is None else asked.max_draft
+    speculate: Speculate | None = "off" if asked.off else None
+    if asked.drafter is not None and not asked.off:
+        names = [asked.drafter] if isinstance(asked.drafter, str) else asked.drafter
+        known = [*registry.names(), "auto", "off"]
+        for name in names:
+            if name not in known:
+                text = f"there is no drafter {shown(name)}; {suggest(name[:64], known)}"
+                raise _bad("speculation.drafter", text)
+        speculate = names[0] if len(names) == 1 else sorted(names)
+        try:
+            registry.configure(speculate, vocab_size=1)
+        except PacelineError as error:
+            raise _bad("speculation.drafter", f"{error.message}; {error.hint}") from None
+    return {"speculate": speculate, "max_draft": limit}
+
+
+def _constraint(body: Sampling, model: Model) -> Constraint | None:
+    """What the text must follow, from whichever of the many fields says it."""
+    found = _guides(body)
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(name for name, _, _ in found)
+        raise _bad(found[1][0], f"{names} were both given; the text can follow only one")
+    from paceline.text.grammar import compile_constraint
+
+    name, kind, source = found[0]
+    try:
+        return compile_constraint(kind, source, model.llm.tokenizer)
+    except RequestError as error:
+        raise _bad(name, f"{name}: {error.message}; {error.hint}") from None
+
+
+def _guides(body: Sampling) -> list[tuple[str, str, Any]]:
+    """(field, kind of constraint, its source) of all that were given."""
+    found: list[tuple[str, str, Any]] = [
+        ("grammar", "grammar", body.grammar),
+        ("guided_json", "json_schema", body.guided_json),
+        ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "choice", body.guided_choice),
+        ("guided_grammar", "grammar", body.guided_grammar),
+    ]
+    if (outputs := body.structured_outputs) is not None:
+        inside = [
+            ("json", "json_schema", outputs.json_),
+            ("json_object", "json_object", outputs.json_object or None),
+            ("regex", "regex", outputs.regex),
+            ("choice", "choice", outputs.choice),
+            ("grammar", "grammar", outputs.grammar),
+        ]
+        found += [(f"structured_outputs.{name}", kind, source) for name, kind, source in inside]
+    if isinstance(body, ChatRequest) and (form := body.response_format) is not None:
+        found.append(_response_format(form))
+    return [guide for guide in found if guide[2] is not None]
+
+
+def _response_format(form: ResponseFormat) -> tuple[str, str, Any]:
+    if form.type == "json_schema":
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            raise _bad("response_format", "response_format.json_schema.schema is missing")
+        return ("response_format", "json_schema", form.json_schema.schema_)
+    return ("response_format", "json_object", True if form.type == "json_object" else None)
+
+
+def _prediction(prediction: Prediction | None, model: Model) -> list[int] | None:
+    if prediction is None:
+        return None
+    text = prediction.content
+    if not isinstance(text, str):
+        parts = [part.get("text") for part in text if part.get("type") == "text"]
+        if len(parts) != len(text) or not all(isinstance(part, str) for part in parts):
+            raise _bad("prediction", "prediction.content holds a part that is no text; give texts only")
+        text = "".join(str(part) for part in parts)
+    return model.llm.tokenizer.encode(text, add_special=False)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise _bad("prompt", "prompt is an empty list; give at least one")
+    if isinstance(prompt[0], int):
+        return [[token for token in prompt if isinstance(token, int)]]
+    return [one for one in prompt if not isinstance(one, int)]
+
+
+def _ids(prompt: str | list[int], model: Model, special: bool) -> list[int]:
+    if isinstance(prompt, str):
+        return model.llm.tokenizer.encode(prompt, add_special=special, parse_special=True)
+    return prompt
+
+
+def _echo(prompt: str | list[int], model: Model) -> str:
+    return prompt if isinstance(prompt, str) else model.llm.detokenize(prompt)
+
+
+def _same(first: str, one: int | None, second: str, other: int | None) -> int | None:
+    if one is not None and other is not None and one != other:
+        raise _bad(second, f"{first} is {one} and {second} is {other}; give one of them")
+    return other if one is None else one
+
+
+def _bad(param: str, message: str) -> ApiError:
+    return ApiError(400, message, param=param, code="invalid_value")

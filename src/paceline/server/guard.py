@@ -1,0 +1,85 @@
+"""What stands before the routes: the key, and the clock for clients that dawdle."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paceline.server.failures import ApiError
+
+OPEN_PATHS = frozenset({"/health", "/v1/health"})
+"""Need no key: whoever watches the server has none."""
+
+
+class KeyGuard:
+    """Refuses requests that do not carry the key, before anything of them is read."""
+
+    def __init__(self, app: ASGIApp, *, key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1", "replace")
+            if not hmac.compare_digest(given, self._expected):
+                await _unauthorized(bool(given)).response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _unauthorized(given: bool) -> ApiError:
+    what = "this key is not the server's" if given else "no key was sent"
+    return ApiError(
+        401,
+        f"{what}; send the header `Authorization: Bearer KEY`",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 that waits for a request's headers only so long.
+
+    uvicorn limits how long a connection may idle between requests, not how long one may take to begin.
+    """
+
+    patience_s = 30.0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Run the timer exactly while no request is being read or answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.patience_s, self._give_up)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()

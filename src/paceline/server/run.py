@@ -1,0 +1,138 @@
+"""A server from start to end: the port opens at once, the model loads behind it, signals drain it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from paceline.engine import LLM
+from paceline.errors import ResourceError
+from paceline.server.app import create_app
+from paceline.server.backend import Backend
+from paceline.server.guard import PatientProtocol
+from paceline.server.metrics import Activity
+from paceline.server.settings import Settings
+
+_log = logging.getLogger("paceline.server")
+
+Load = Callable[[], tuple[LLM, Mapping[str, Any]]]
+"""Loads the model; returns it and the metadata of its file."""
+
+_REPORT_S = 5.0
+
+
+def serve(settings: Settings, load: Load, *, host: str, port: int, log_level: str = "info") -> bool:
+    """Serve until a signal ends it: the first lets running requests finish, the second does not.
+
+    Args:
+        port: 0 takes a free one.
+
+    Returns:
+        Whether all requests were finished.
+
+    Raises:
+        ResourceError: the address cannot be had.
+        PacelineError: what `load` raised.
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    listener = listen(host, port)
+    app = create_app(settings)
+    backend: Backend = app.state.backend
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=log_level == "debug",
+        server_header=False,
+        timeout_keep_alive=60,
+    )
+    logging.getLogger("uvicorn").setLevel("DEBUG" if log_level == "debug" else "WARNING")
+    server = Server(config, backend, load)
+    _log.info("listening on %s; loading %s", url(host, listener), settings.names[0])
+    try:
+        server.run([listener])
+    finally:
+        backend.close()
+    if server.failure is not None:
+        raise server.failure
+    return not server.force_exit
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port. Raises ResourceError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another --port or --host"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def url(host: str, listener: socket.socket) -> str:
+    """Where the server is, as a browser wants it."""
+    port = listener.getsockname()[1]
+    name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with a model behind it.
+
+    Attributes:
+        failure: what kept the model from loading.
+    """
+
+    def __init__(self, config: uvicorn.Config, backend: Backend, load: Load) -> None:
+        super().__init__(config)
+        self._backend = backend
+        self._load = load
+        self._activity = Activity()
+        self.failure: Exception | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        threading.Thread(target=self._bring, name="paceline-load", daemon=True).start()
+        self._reports = asyncio.create_task(self._report())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._backend.end()
+        self._reports.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """The first signal drains, the second kills."""
+        if self.should_exit:
+            self.force_exit = True
+        else:
+            self.should_exit = True
+            _log.info("finishing what runs; once more ends it at once")
+
+    def _bring(self) -> None:
+        try:
+            llm, metadata = self._load()
+            self._backend.serve(llm, metadata)
+            _log.info("ready")
+        except Exception as error:
+            self.failure = error
+            self.should_exit = True
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_S)
+            stats = self._backend.metrics.snapshot()
+            if stats is not None and (line := self._activity.line(stats)):
+                _log.info(line)
