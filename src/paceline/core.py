@@ -333,17 +333,17 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What rows of the target's next pass cost, for a drafter that must weigh its own time against them.
+    """What the target's next pass costs, for a drafter that must weigh its own time against it.
 
     Attributes:
-        passes: [n] seconds of a pass by row count; index 0 is unused.
-        base: rows that are in the pass anyway, one per request.
-        rate: tokens per second to be had without this drafter.
+        plain: seconds of the step without this drafter.
+        tokens: that it commits then.
+        extra: [n + 1] seconds that 0, 1, ... more draft rows add.
     """
 
-    passes: Sequence[float]
-    base: int
-    rate: float
+    plain: float
+    tokens: float
+    extra: Sequence[float]
 
 
 class CostlyDrafter(Drafter, Protocol):

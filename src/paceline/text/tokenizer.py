@@ -1,21 +1,25 @@
-"""Text to token ids and back, from the metadata of a GGUF file."""
+"""Text to token ids and back, from the metadata of a model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
 from paceline.errors import RequestError
 from paceline.text.byte_level import ByteLevelBPE
+from paceline.text.library import LibraryPieces
 from paceline.text.sentencepiece import SentencePieceBPE
-from paceline.text.vocabulary import Kind, Vocabulary
+from paceline.text.vocabulary import Kind, Lead, Vocabulary
 
 
 class _Pieces(Protocol):
     """What turns plain text, free of special tokens, into ids, and a token into bytes."""
+
+    @property
+    def lead(self) -> Lead: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -29,6 +33,7 @@ class Tokenizer:
         vocab_size: number of token ids; valid ids are 0 to vocab_size - 1.
         bos_id, eos_id: None where the model has none.
         eog_ids: tokens that end a generation.
+        special_ids: tokens that steer the model rather than spelling text; see `is_special`.
         add_bos: whether `encode` puts BOS in front when `add_special` is set.
     """
 
@@ -42,6 +47,7 @@ class Tokenizer:
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
         self.eog_ids = vocabulary.end_ids
+        self.special_ids = frozenset(vocabulary.ids_of(Kind.CONTROL, Kind.UNKNOWN))
         self.add_bos = vocabulary.add_bos
 
     @classmethod
@@ -52,11 +58,16 @@ class Tokenizer:
         pre-tokenizer that is not known, by name.
         """
         vocabulary = Vocabulary.from_gguf(metadata)
-        kind = ByteLevelBPE if vocabulary.model == "gpt2" else SentencePieceBPE
-        return cls(vocabulary, kind(vocabulary, metadata))
+        return cls(vocabulary, _PIECES[vocabulary.model](vocabulary, metadata))
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False, breaker: str = ""
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        breaker: str = "",
+        continuing: bool = False,
     ) -> list[int]:
         """Return the token ids of `text`.
 
@@ -66,10 +77,12 @@ class Tokenizer:
                 spelled like any other. User-defined tokens are always recognised.
             breaker: a character that keeps text around it from being recognised as a special token
                 and is then dropped; chat templates use it on what users wrote.
+            continuing: the text follows other text, so SentencePiece's leading space is left out.
         """
         _refuse_what_is_no_text(text)
         ids = [self.bos_id] if add_special and self.bos_id is not None and self.add_bos else []
-        ids += self._parts(text, self._special if parse_special else self._marked, breaker)
+        matcher = self._special if parse_special else self._marked
+        ids += self._parts(text, matcher, breaker, opening=not continuing)
         if add_special and self._vocabulary.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
@@ -90,6 +103,18 @@ class Tokenizer:
         self._refuse_unknown(token)
         return self._pieces.token_bytes(token)
 
+    def meanings(self, size: int) -> list[bytes | None]:
+        """What each id below `size` spells, as `token_bytes`; None for ids that exist only to fill up."""
+        known = min(size, self.vocab_size)
+        unused = set(self._vocabulary.ids_of(Kind.UNUSED))
+        spelled = [None if i in unused else self._pieces.token_bytes(i) for i in range(known)]
+        return spelled + [None] * (size - known)
+
+    def is_byte(self, token: int) -> bool:
+        """Whether the token is SentencePiece's fallback for one byte."""
+        self._refuse_unknown(token)
+        return self._vocabulary.kinds[token] == Kind.BYTE
+
     def is_special(self, token: int) -> bool:
         """Whether the token steers the model rather than spelling text (control and unknown tokens)."""
         self._refuse_unknown(token)
@@ -103,25 +128,46 @@ class Tokenizer:
         """
         return self._control.break_up(text, breaker)
 
-    def _parts(self, text: str, matcher: _Matcher, breaker: str, opening: bool = True) -> list[int]:
+    def _parts(
+        self, text: str, matcher: _Matcher, breaker: str, opening: bool, first: bool = True
+    ) -> list[int]:
         ids: list[int] = []
+        first = first and opening
         for part in matcher.split(text):
             if isinstance(part, int):
                 ids.append(part)
             elif breaker and breaker in part:
-                ids += self._parts(part.replace(breaker, ""), self._marked, "", opening)
+                ids += self._parts(part.replace(breaker, ""), self._marked, "", opening, first)
             else:
-                # SentencePiece begins a prompt, and so what follows a control token, with a space.
-                prefix = " " if opening and self._vocabulary.add_space_prefix else ""
-                ids += self._pieces.encode(prefix + part)
+                ids += self._pieces.encode(self._lead(part, opening, first) + part)
             opening = isinstance(part, int) and self._vocabulary.is_special(part)
+            first = False
         return ids
+
+    def _lead(self, part: str, opening: bool, first: bool) -> str:
+        """What is put before a part: of a text's start, or of what follows a control token."""
+        wanted = {
+            Lead.NONE: False,
+            Lead.OPENING: opening,
+            Lead.ALL: True,
+            Lead.UNSPACED: part[0] not in " ▁",
+            Lead.FIRST: first and part[0] not in " ▁",
+        }
+        return " " if wanted[self._pieces.lead] else ""
 
     def _refuse_unknown(self, token: int) -> None:
         if not 0 <= token < self.vocab_size:
             raise RequestError(
                 f"token id {token} is outside 0 to {self.vocab_size - 1}", "check the token ids"
             )
+
+
+_PIECES: dict[str, Callable[[Vocabulary, Mapping[str, Any]], _Pieces]] = {
+    "gpt2": ByteLevelBPE,
+    "llama": SentencePieceBPE,
+    "tokenizer.json": LibraryPieces,
+}
+"""By `tokenizer.ggml.model`."""
 
 
 class _Matcher:
@@ -138,6 +184,7 @@ class _Matcher:
             lengths.setdefault(text[:2], set()).add(len(text))
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
         self._longest_text = max(map(len, self._ids), default=0)
+        self._left_strip, self._right_strip = vocabulary.left_strip, vocabulary.right_strip
         self._start = _any_of(self._lengths)
 
     def split(self, text: str) -> Iterator[str | int]:
@@ -149,10 +196,16 @@ class _Matcher:
             if token is None:
                 at += 1
                 continue
-            if at > done:
-                yield text[done:at]
-            yield self._ids[token]
+            number = self._ids[token]
+            before = text[done:at]
+            if number in self._left_strip:
+                before = before.rstrip()
+            if before:
+                yield before
+            yield number
             done = at = at + len(token)
+            if number in self._right_strip:
+                done = at = len(text) - len(text[at:].lstrip())
         if done < len(text):
             yield text[done:]
 

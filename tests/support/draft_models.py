@@ -1,0 +1,96 @@
+"""Draft models on stubs: a rule, a vocabulary, and the drafter between them and the tiny tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.drafters.model import ModelDrafter
+from paceline.text.pairing import Mode, pair
+from paceline.text.respelling import Translator
+from paceline.text.tokenizer import Tokenizer
+from support.stub_target import Hashes, Ids, Rule, StubTarget
+from support.tiny_tokenizer import VOCAB_SIZE, metadata, tiny_tokenizer
+
+
+class FixedCosts:
+    """Pass times that nothing changes: `first` seconds and `row` for each further row."""
+
+    def __init__(self, first: float = 1e-3, row: float = 1e-5) -> None:
+        self.first = first
+        self.row = row
+        self.seen: list[int] = []
+
+    def cost(self, rows: int) -> float:
+        return self.first + self.row * (rows - 1)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        self.seen.append(rows)
+
+
+class Reordered:
+    """A rule as a model with other ids would have it: id i of the draft is id order[i] of the rule.
+
+    Histories are those of the draft's own ids, so it agrees with the rule only as far as that does not
+    depend on them.
+    """
+
+    def __init__(self, rule: Rule, order: Sequence[int]) -> None:
+        self.vocab_size = len(order)
+        self._rule = rule
+        self._order = np.asarray(order, np.int32)
+
+    def logits(self, histories: Hashes, tokens: Ids, positions: Ids) -> Any:
+        return self._rule.logits(histories, self._order[tokens], positions)[:, self._order]
+
+
+class Padded:
+    """A rule with more rows of logits than its vocabulary has tokens; the likeliest of all are among them."""
+
+    def __init__(self, rule: Rule, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._rule = rule
+
+    def logits(self, histories: Hashes, tokens: Ids, positions: Ids) -> Any:
+        known = np.minimum(tokens, self._rule.vocab_size - 1)
+        inner = self._rule.logits(histories, known, positions)
+        return np.pad(inner, ((0, 0), (0, self.vocab_size - inner.shape[1])), constant_values=99.0)
+
+
+def shuffled(seed: int = 0) -> tuple[Tokenizer, list[int]]:
+    """The tiny tokenizer under other ids, and the order: its id i is id order[i] of the tiny one."""
+    order = np.random.default_rng(seed).permutation(VOCAB_SIZE).tolist()
+    place = {old: new for new, old in enumerate(order)}
+    plain = metadata()
+    prefix = "tokenizer.ggml."
+    return (
+        Tokenizer.from_gguf(
+            plain
+            | {
+                prefix + "tokens": [plain[prefix + "tokens"][i] for i in order],
+                prefix + "token_type": [plain[prefix + "token_type"][i] for i in order],
+                prefix + "eos_token_id": place[plain[prefix + "eos_token_id"]],
+                prefix + "bos_token_id": place[plain[prefix + "bos_token_id"]],
+            }
+        ),
+        order,
+    )
+
+
+def draft_model(
+    rule: Rule,
+    tokenizer: Tokenizer | None = None,
+    *,
+    target: Tokenizer | None = None,
+    target_vocab: int = VOCAB_SIZE,
+    mode: Mode | None = None,
+    costs: FixedCosts | None = None,
+    **stub: Any,
+) -> ModelDrafter:
+    target = target or tiny_tokenizer()
+    draft = tokenizer or target
+    pairing = pair(target, draft, target_vocab, rule.vocab_size, mode)
+    model = StubTarget(rule, **{"context_limit": 512, "max_rows": 16, "pages": 80, **stub})
+    return ModelDrafter(model, Translator(target, draft, pairing), costs or FixedCosts())
