@@ -62,6 +62,8 @@ class LoadFlags:
             raise UsageError(
                 "--concurrency and --request-rate are two kinds of load", "measure one, then the other"
             )
+        if self.concurrency is not None and "burstiness" in given:
+            raise UsageError("--burstiness needs --request-rate", "clients that never pause have no arrivals")
         for name, flag in (_SINGLE if self.asked else _LOADED).items():
             if name in given and self.asked:
                 raise UsageError(
