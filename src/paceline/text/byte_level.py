@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
 from paceline.errors import ModelFileError, RequestError, UnsupportedModelError, suggest
-from paceline.text.vocabulary import Kind, Vocabulary, required, strings
+from paceline.text.vocabulary import Kind, Lead, Vocabulary, required, strings
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MODERN = (
@@ -48,13 +48,15 @@ _TO_LATIN1 = {ord(char): byte for byte, char in _ALPHABET.items()}
 class ByteLevelBPE:
     """Encodes plain text (no special tokens), and spells tokens as bytes."""
 
+    lead = Lead.NONE
+
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         pre = required(metadata, "pre", str)
         if pre not in _SPLITS:
             raise UnsupportedModelError(f"pre-tokenizer {pre!r} is not known", suggest(pre, list(_SPLITS)))
         self._vocabulary = vocabulary
         ids = vocabulary.spellings()
-        self._unspelled = bytes(byte for byte, char in _ALPHABET.items() if char not in ids)
+        self._unspelled = missing_bytes(vocabulary)
         # Llama 3 takes a whole word that is a token without walking the merges to it.
         self._tokenizer = Tokenizer(_bpe(ids, _merges(metadata), ignore_merges=_SPLITS[pre] is _LLAMA3))
         self._tokenizer.pre_tokenizer = _pre_tokenizer(_SPLITS[pre])
@@ -62,28 +64,41 @@ class ByteLevelBPE:
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, which must be valid Unicode."""
         if self._unspelled:
-            self._refuse_unspelled(text)
+            refuse_unspelled(text, self._unspelled)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def token_bytes(self, token: int) -> bytes:
         text = self._vocabulary.tokens[token]
         if self._vocabulary.kinds[token] in (Kind.NORMAL, Kind.UNUSED, Kind.UNDEFINED):
-            try:
-                return text.translate(_TO_LATIN1).encode("latin-1")
-            except UnicodeEncodeError:
-                return text.encode()
+            return spelled_bytes(text)
         return text.encode()
 
-    def _refuse_unspelled(self, text: str) -> None:
-        data = text.encode()
-        if len(data.translate(None, self._unspelled)) == len(data):
-            return
-        index, char = next((i, c) for i, c in enumerate(text) if set(c.encode()) & set(self._unspelled))
-        raise RequestError(
-            f"the character U+{ord(char):04X} at index {index} has no token in this model's vocabulary",
-            "remove or replace it",
-        )
+
+def spelled_bytes(text: str) -> bytes:
+    """The bytes that a token spells in the alphabet; one that holds other characters spells itself."""
+    try:
+        return text.translate(_TO_LATIN1).encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()
+
+
+def missing_bytes(vocabulary: Vocabulary) -> bytes:
+    """The bytes that no token spells."""
+    ids = vocabulary.spellings()
+    return bytes(byte for byte, char in _ALPHABET.items() if char not in ids)
+
+
+def refuse_unspelled(text: str, missing: bytes) -> None:
+    """Raise RequestError for text that holds a byte that no token spells."""
+    data = text.encode()
+    if len(data.translate(None, missing)) == len(data):
+        return
+    index, char = next((i, c) for i, c in enumerate(text) if set(c.encode()) & set(missing))
+    raise RequestError(
+        f"the character U+{ord(char):04X} at index {index} has no token in this model's vocabulary",
+        "remove or replace it",
+    )
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from paceline.errors import ModelFileError
-from paceline.text.vocabulary import Kind, Vocabulary, numbers
+from paceline.text.vocabulary import Kind, Lead, Vocabulary, numbers
 
 SPACE = "▁"
 _WORD = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
@@ -35,6 +35,7 @@ class SentencePieceBPE:
                 "tokenizer.ggml.scores holds values that are not finite", "download it again"
             )
         self._vocabulary = vocabulary
+        self.lead = Lead.OPENING if vocabulary.add_space_prefix else Lead.NONE
         self._scores = scores
         self._ids = vocabulary.spellings()
         for token in vocabulary.ids_of(Kind.USER_DEFINED):  # found whole before, never joined from parts

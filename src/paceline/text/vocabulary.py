@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from paceline.errors import ModelFileError, UnsupportedModelError
 
 _PREFIX = "tokenizer.ggml."
+_FOLDER = "tokenizer.huggingface."
 _RECONVERT = "the file is damaged or was written by a faulty converter; download or convert it again"
 
 
@@ -27,6 +28,16 @@ class Kind(IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
+
+
+class Lead(Enum):
+    """Which parts of a text, cut at its special tokens, get a leading space."""
+
+    NONE = "none"
+    OPENING = "at the start, and after control tokens"
+    ALL = "all"
+    UNSPACED = "all that do not begin with one"
+    FIRST = "the first, if it does not begin with one"
 
 
 _END_TEXTS = frozenset(
@@ -69,14 +80,15 @@ class Vocabulary:
     """Tokens, their kinds and the ids with a role.
 
     Attributes:
-        model: `gpt2` (byte-level BPE) or `llama` (SentencePiece).
+        model: `gpt2` (byte-level BPE), `llama` (SentencePiece), or `tokenizer.json`, whatever that says.
         tokens: [n] texts as the file spells them.
         kinds: [n] `Kind` of each token.
         unusual: ids of the tokens that are not of kind NORMAL, few in most vocabularies.
         bos_id, eos_id, unknown_id, padding_id: None where the file names none.
         end_ids: tokens that end a generation.
         add_bos, add_eos: whether a prompt is wrapped in them.
-        add_space_prefix: SentencePiece's leading space.
+        add_space_prefix: SentencePiece's leading space, which decoding drops again.
+        left_strip, right_strip: tokens that swallow the white space before or after them.
     """
 
     model: str
@@ -91,12 +103,14 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    left_strip: frozenset[int] = frozenset()
+    right_strip: frozenset[int] = frozenset()
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Vocabulary:
         """Read and check; raises ModelFileError for damage, UnsupportedModelError for an unknown model."""
         model = required(metadata, "model", str)
-        if model not in ("gpt2", "llama"):
+        if model not in ("gpt2", "llama", "tokenizer.json"):
             raise UnsupportedModelError(
                 f"{_PREFIX}model is {model!r}; known are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)",
                 "use a model with one of these tokenizers",
@@ -121,7 +135,9 @@ class Vocabulary:
             end_ids=_end_ids(metadata, tokens, kinds, ids["eos"]),
             add_bos=_wrap(metadata, "bos", ids["bos"], llama or _is_llama3(metadata)),
             add_eos=_wrap(metadata, "eos", ids["eos"], False),
-            add_space_prefix=llama and _flag(metadata, "add_space_prefix", True),
+            add_space_prefix=model != "gpt2" and _flag(metadata, "add_space_prefix", llama),
+            left_strip=frozenset(metadata.get(_FOLDER + "lstrip", ())),
+            right_strip=frozenset(metadata.get(_FOLDER + "rstrip", ())),
         )
 
     def is_special(self, token: int) -> bool:
@@ -144,14 +160,14 @@ class Vocabulary:
         return ids
 
 
-def required(metadata: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return `tokenizer.ggml.<name>`, which must be there and of this type."""
-    value = metadata.get(_PREFIX + name)
+def required(metadata: Mapping[str, Any], name: str, kind: type, *, prefix: str = _PREFIX) -> Any:
+    """Return `tokenizer.ggml.<name>`, or one with another prefix, which must be there and of this type."""
+    value = metadata.get(prefix + name)
     if value is None:
-        raise ModelFileError(f"the file has no {_PREFIX}{name}", "use a file that carries its own tokenizer")
+        raise ModelFileError(f"the file has no {prefix}{name}", "use a file that carries its own tokenizer")
     if not isinstance(value, kind):
         raise ModelFileError(
-            f"{_PREFIX}{name} is of type {type(value).__name__}, not {kind.__name__}", _RECONVERT
+            f"{prefix}{name} is of type {type(value).__name__}, not {kind.__name__}", _RECONVERT
         )
     return value
 
@@ -233,5 +249,6 @@ def _end_ids(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], eos: int | None
 ) -> frozenset[int]:
     named = {eos, *(_token_id(metadata, name, len(tokens)) for name in _END_KEYS)}
+    named |= set(metadata.get(_FOLDER + "eos_token_ids", ()))
     texts = {i for i, text in enumerate(tokens) if text in _END_TEXTS and kinds[i] == Kind.CONTROL}
     return frozenset(texts | {i for i in named if i is not None})

@@ -7,19 +7,19 @@ the little-endian format are read; everything else is refused by name.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
-import stat
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 
-from paceline.errors import ModelFileError, PacelineError, ResourceError, UnsupportedModelError
+from paceline.errors import ModelFileError, PacelineError, UnsupportedModelError
+from paceline.weights.mapping import DAMAGED, TensorInfo, drop_pages, map_file
 from paceline.weights.quants import UNSUPPORTED_NAMES, Bytes, TensorType
 
 MAX_HEADER_BYTES = 128 << 20
@@ -49,7 +49,6 @@ _SCALARS: dict[int, np.dtype[Any]] = {
 _LEAST_BYTES = {kind: dtype.itemsize for kind, dtype in _SCALARS.items()} | {_STRING: 8, _ARRAY: 12}
 _LEAST_KEY_BYTES = 8 + 4 + 1
 _LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
-_DAMAGED = "the file is damaged or incomplete; download it again and compare its checksum"
 _OTHER_FORMATS = {
     b"FUGG": "a big-endian GGUF file",
     b"lmgg": "a GGML file, older than GGUF",
@@ -60,22 +59,6 @@ _OTHER_FORMATS = {
     b"<!DO": "a web page; the download link was wrong or needs a login",
     b"<htm": "a web page; the download link was wrong or needs a login",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """Where a tensor lies in its file.
-
-    Attributes:
-        shape: numpy order, [rows, cols] for a matrix; ggml's dimensions reversed.
-        offset: bytes from the start of the file.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: TensorType
-    offset: int
-    nbytes: int
 
 
 class GGUFFile:
@@ -103,7 +86,7 @@ class GGUFFile:
             UnsupportedModelError: sound, but of a version, layout or tensor type that is not read here.
         """
         path = Path(path)
-        memory = _map(path)
+        memory = map_file(path, ".gguf")
         metadata, tensors = _Reader(path, memory).header()
         return cls(path, memory, metadata, tensors)
 
@@ -115,18 +98,25 @@ class GGUFFile:
 
     def release(self, name: str) -> None:
         """Let the system drop a tensor's pages; `data` brings them back. Whole pages only."""
-        if self._memory is None or not hasattr(mmap, "MADV_DONTNEED"):
-            return
         info = self.tensors[name]
-        start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > start:
-            self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+        if self._memory is not None:
+            drop_pages(self._memory, info.offset, info.nbytes)
 
     def forget_arrays(self) -> None:
         """Drop metadata arrays: the vocabulary's are large, and a tokenizer that was built holds its own."""
         for key in [key for key, value in self.metadata.items() if isinstance(value, list)]:
             del self.metadata[key]
+
+    def identity(self) -> str:
+        """Name the file by its header and size, without reading all of it."""
+        with self.path.open("rb") as file:
+            head = file.read(1 << 20)
+        return hashlib.sha256(head + str(self.path.stat().st_size).encode()).hexdigest()[:32]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return self.path.stat().st_size
 
     def close(self) -> None:
         """Give the map back as soon as the last view of it is gone."""
@@ -139,25 +129,6 @@ class GGUFFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelFileError(f"{path} is a directory", "give the path of the .gguf file in it")
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
-            raise ModelFileError(f"{path} is not a regular file", "give the path of a .gguf file on disk")
-        if status.st_size == 0:
-            raise ModelFileError(f"{path} is empty", _DAMAGED)
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ModelFileError(f"{path} does not exist", "check the path") from None
-    except PermissionError:
-        raise ModelFileError(f"{path} cannot be read: permission denied", "check its permissions") from None
-    except (OSError, ValueError) as error:
-        raise ResourceError(f"{path} cannot be mapped: {error}", "check the path and the disk") from None
 
 
 class _Reader:
@@ -365,7 +336,7 @@ class _Reader:
             self.damaged(f"the header is longer than {MAX_HEADER_BYTES} bytes")
         self.damaged(f"the header runs past the end of the file at byte {self.size}")
 
-    def damaged(self, what: str, hint: str = _DAMAGED) -> NoReturn:
+    def damaged(self, what: str, hint: str = DAMAGED) -> NoReturn:
         self.refuse(ModelFileError, what, hint)
 
     def unsupported(self, what: str, hint: str) -> NoReturn:
