@@ -174,7 +174,7 @@ def test_the_process_that_renders_is_bounded_by_the_kernel() -> None:
     """The limits that the worker gives itself, asked of the worker's own process."""
     made = ChatTemplate("x")
     made.render(USER)
-    process = made._renderer._process
+    process = made._renderer._worker.process
     assert process is not None
     limits = Path(f"/proc/{process.pid}/limits")
     if limits.exists():
@@ -188,7 +188,7 @@ def test_the_process_that_renders_is_bounded_by_the_kernel() -> None:
 def test_the_process_ends_with_its_template() -> None:
     made = ChatTemplate("x")
     made.render(USER)
-    process = made._renderer._process
+    process = made._renderer._worker.process
     assert process is not None
     del made
     assert process.returncode is not None
@@ -197,11 +197,11 @@ def test_the_process_ends_with_its_template() -> None:
 def test_a_process_that_died_is_replaced(template: Any) -> None:
     made = template("{{ messages[0].content }}")
     assert made.render(USER) == "hi"
-    process = made._renderer._process
+    process = made._renderer._worker.process
     process.kill()
     process.wait()
     assert made.render(USER) == "hi"
-    assert made._renderer._process.pid != process.pid
+    assert made._renderer._worker.process.pid != process.pid
 
 
 def test_starting_early_and_closing_twice(template: Any) -> None:
@@ -232,7 +232,7 @@ def test_the_environment_of_the_user_stays_outside(template: Any, monkeypatch: p
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     made = template("x")
     made.render(USER)
-    environ = Path(f"/proc/{made._renderer._process.pid}/environ")
+    environ = Path(f"/proc/{made._renderer._worker.process.pid}/environ")
     if environ.exists():
         assert b"hunter2" not in environ.read_bytes()
 
