@@ -44,8 +44,46 @@ class RequestError(PacelineError):
     """A request that cannot be served as asked: prompt too long, bad sampling value, bad template input."""
 
 
+class PromptTooLong(RequestError):
+    """A prompt that leaves no room for an answer.
+
+    Attributes:
+        tokens: of the prompt.
+        limit: most tokens of prompt and output together.
+    """
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has {tokens} tokens; the context limit is {limit}, output included",
+            f"shorten the prompt to {limit - 1} tokens or raise max_model_len",
+        )
+        self.tokens = tokens
+        self.limit = limit
+
+
+class QueueFull(RequestError):
+    """Too many requests wait already.
+
+    Attributes:
+        waiting: requests that have not started.
+        limit: most that may wait.
+    """
+
+    def __init__(self, waiting: int, limit: int) -> None:
+        super().__init__(f"{waiting} requests wait already; the limit is {limit}", "try again later")
+        self.waiting = waiting
+        self.limit = limit
+
+
 class ResourceError(PacelineError):
     """The machine cannot do it: memory, disk, CPU features, network."""
+
+
+class ShuttingDown(ResourceError):
+    """A request that came after the end was announced."""
+
+    def __init__(self) -> None:
+        super().__init__("no more requests are taken: shutting down", "ask again when it is back")
 
 
 def suggest(word: str, known: list[str]) -> str:

@@ -52,13 +52,13 @@ def test_preempted_requests_are_recomputed_and_write_the_same() -> None:
     """Four texts of up to 57 tokens on pages for 64: the younger ones must give way again and again."""
     engine = engine_for(pages=8, page_size=8, context_limit=64)
     preempted = []
-    original = engine._preempt
+    original = engine.scheduler._preempt
 
     def spy(request: Request) -> None:
         preempted.append(request.order)
         original(request)
 
-    engine._preempt = spy  # type: ignore[method-assign]
+    engine.scheduler._preempt = spy  # type: ignore[method-assign]
     alone = [plain(prompt) for prompt in PROMPTS]
     requests = [
         submit(engine, p, planner=tree_planner(p, done)) for p, done in zip(PROMPTS, alone, strict=True)
@@ -100,7 +100,8 @@ def test_more_requests_than_rows_wait_their_turn() -> None:
 def test_drafts_share_the_rows_that_are_left() -> None:
     engine = engine_for(max_rows=11)
     planner = FixedPlanner(Oracle(following(*[[*p, *plain(p).tokens] for p in PROMPTS[:3]])), 16)
-    requests = [submit(engine, prompt, planner=planner) for prompt in PROMPTS[:3]]
+    lengths = [SamplingParams(temperature=0.0, max_tokens=tokens) for tokens in (30, 30, 90)]
+    requests = [submit(engine, p, params, planner) for p, params in zip(PROMPTS[:3], lengths, strict=True)]
     finish(engine, *requests)
     target = engine.target
     assert isinstance(target, StubTarget)

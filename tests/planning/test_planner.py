@@ -268,7 +268,7 @@ def test_a_costly_drafter_that_helps_is_asked_every_time():
 def test_never_slower_and_near_the_best_fixed_length(chances):
     """Honest drafts that cost nothing: within a few percent of the best length chosen beforehand."""
     spent, plain = run(SyntheticAcceptance(next_token, chances, VOCAB), 3_000)
-    costs = PassTime(TABLE).costs(9)
+    costs = [0.0, *PassTime(TABLE).costs(1, 9)]
     reach = np.cumprod(chances)
     best = max(1.0, *((1 + reach[:n].sum()) * costs[1] / costs[1 + n] for n in range(1, len(chances) + 1)))
     assert spent <= 1.02 * plain
@@ -322,6 +322,7 @@ def test_best_prefix_is_the_best_of_all_prefixes(paths, base):
     paths.sort(reverse=True)
     rng = random.Random(len(paths))
     costs = np.cumsum([0.0, 1.0, *(rng.random() for _ in range(base + len(paths)))]).tolist()
-    count = best_prefix(paths, costs, base)
+    extra = [cost - costs[base] for cost in costs[base:]]
+    count = best_prefix(paths, extra, costs[base], base)
     rates = [(base + sum(paths[:n])) / costs[base + n] for n in range(len(paths) + 1)]
     assert rates[count] == pytest.approx(max(rates[0], *(r for r in rates if r > MARGIN * rates[0]), 0))

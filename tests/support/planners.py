@@ -15,6 +15,8 @@ class FixedPlanner:
         rooms: the rooms of every call so far.
     """
 
+    speculates = True
+
     def __init__(self, drafter: Drafter | None = None, length: int = 4) -> None:
         self.drafter = drafter
         self.length = length
@@ -22,7 +24,10 @@ class FixedPlanner:
         self.rooms: list[int] = []
         self.outcomes: list[Outcome] = []
 
-    def plan(self, contexts: Sequence[Context], rooms: Sequence[int]) -> list[Draft]:
+    def plan(
+        self, contexts: Sequence[Context], rooms: Sequence[int], *, decoding: int = 1, base_rows: int = 1
+    ) -> list[Draft]:
+        assert 0 < decoding <= base_rows
         self.rooms += rooms
         if self.drafter is None:
             return [Draft.empty() for _ in contexts]
@@ -34,11 +39,6 @@ class FixedPlanner:
         assert context.tokens == before, "a drafter changed the text"
         assert len(draft) <= budget
         return draft
-
-    def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
-        assert rows > 0
-        assert context_tokens > 0
-        assert seconds >= 0
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:
         if outcome is not None:

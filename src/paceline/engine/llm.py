@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Self, overload
 
-from paceline.core import Completion, SamplingParams, Target, is_whole, token_ids
+from paceline.core import Completion, Constraint, SamplingParams, Target, is_whole, token_ids
 from paceline.drafters import registry
 from paceline.engine.engine import Engine
 from paceline.engine.request import Chunk, Request
-from paceline.errors import RequestError, UsageError, suggest
+from paceline.errors import PacelineError, RequestError, UsageError, suggest
 from paceline.planning.pass_time import PassTime
 from paceline.planning.planner import Planner
 from paceline.text.template import ChatTemplate
@@ -29,6 +29,10 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 Speculate = registry.Spec | Sequence[registry.Spec]
 """Either "auto", "off", one drafter by name or as a mapping with its options, or a list of drafters."""
+
+MAX_NUM_SEQS = 32
+"""Requests that run at a time, unless told otherwise. More would hardly raise what a CPU writes in all, and
+each of them would wait longer for every token."""
 
 _PLANNERS_KEPT = 16
 
@@ -45,6 +49,9 @@ class LLM:
         threads: None means one per physical core.
         max_model_len: most tokens of prompt and output together; None means the model's own limit, or as
             much as fits the machine.
+        max_num_seqs: most requests that run at a time; the others wait.
+        max_num_batched_tokens: most rows of a pass; None means as many as the target takes. Prompts are read
+            in smaller chunks anyway, so that nobody waits long for a long one.
 
     Raises:
         UsageError: an option that does not exist or cannot be met.
@@ -58,10 +65,12 @@ class LLM:
         speculate: Speculate = "auto",
         threads: int | None = None,
         max_model_len: int | None = None,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        max_num_batched_tokens: int | None = None,
         **unknown: Any,
     ) -> None:
         for name in unknown:
-            known = ["speculate", "threads", "max_model_len"]
+            known = ["speculate", "threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens"]
             raise UsageError(f"LLM has no option {name!r}", suggest(name, known))
         from paceline.models.target import NativeTarget  # the native part loads only when a model does
         from paceline.native import trim_memory
@@ -76,6 +85,8 @@ class LLM:
             chat_template=ChatTemplate.from_gguf(file.metadata),
             speculate=speculate,
             max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             pass_time=None,
             file=file,
         )
@@ -92,6 +103,8 @@ class LLM:
         chat_template: ChatTemplate | None = None,
         speculate: Speculate = "auto",
         max_model_len: int | None = None,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        max_num_batched_tokens: int | None = None,
         pass_time: PassTime | None = None,
     ) -> Self:
         """Use any `Target`. `pass_time` None means measured here."""
@@ -102,6 +115,8 @@ class LLM:
             chat_template=chat_template,
             speculate=speculate,
             max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             pass_time=pass_time,
             file=None,
         )
@@ -115,24 +130,33 @@ class LLM:
         chat_template: ChatTemplate | None,
         speculate: Speculate,
         max_model_len: int | None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int | None,
         pass_time: PassTime | None,
         file: GGUFFile | None,
     ) -> None:
-        if max_model_len is not None and not (
-            is_whole(max_model_len) and 2 <= max_model_len <= target.context_limit
-        ):
-            raise UsageError(
-                f"max_model_len is {max_model_len!r}", f"give a value from 2 to {target.context_limit}"
-            )
+        if max_model_len is not None:
+            _check_limit("max_model_len", max_model_len, 2, target.context_limit)
+        if max_num_batched_tokens is not None:
+            _check_limit("max_num_batched_tokens", max_num_batched_tokens, 1, target.max_rows)
         self.tokenizer = tokenizer
         self.chat_template = chat_template
-        self.engine = Engine(target, tokenizer, context_limit=max_model_len)
         self.speculate = speculate
+        self.engine = Engine(
+            target,
+            tokenizer,
+            context_limit=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            pass_time=pass_time or PassTime.measure(target),
+        )
+        self.limit(max_num_seqs)
         self._file = file
         self._identity = "" if file is None else _identity(file.path)
-        self._pass_time = pass_time
         self._planners: dict[str, Planner] = {}
-        self._lock = threading.Lock()
+        self._choosing = threading.Lock()  # guards the planners
+        self._lock = threading.Lock()  # guards the engine
+        self._knocking: deque[None] = deque()
+        self._arrived: deque[Request] = deque()
         self._cancelled: deque[Request] = deque()
         self._planner(speculate, predicting=False)
 
@@ -140,6 +164,11 @@ class LLM:
     def context_limit(self) -> int:
         """Most tokens of prompt and output together."""
         return self.engine.context_limit
+
+    def limit(self, max_num_seqs: int) -> None:
+        """Let at most so many requests run at a time; those that run already go on."""
+        _check_limit("max_num_seqs", max_num_seqs, 1, 4096)
+        self.engine.scheduler.max_num_seqs = int(max_num_seqs)
 
     @overload
     def generate(
@@ -149,6 +178,8 @@ class LLM:
         *,
         speculate: Speculate | None = None,
         prediction: str | Sequence[int] | None = None,
+        constraint: Constraint | None = None,
+        max_draft: int | None = None,
     ) -> Completion: ...
 
     @overload
@@ -159,6 +190,8 @@ class LLM:
         *,
         speculate: Speculate | None = None,
         prediction: str | Sequence[int] | None = None,
+        constraint: Constraint | None = None,
+        max_draft: int | None = None,
     ) -> list[Completion]: ...
 
     def generate(
@@ -168,6 +201,8 @@ class LLM:
         *,
         speculate: Speculate | None = None,
         prediction: str | Sequence[int] | None = None,
+        constraint: Constraint | None = None,
+        max_draft: int | None = None,
     ) -> Completion | list[Completion]:
         """Answer one prompt, or several together.
 
@@ -179,6 +214,8 @@ class LLM:
             params: for all prompts, or one for each.
             speculate: overrides the LLM's own for this call.
             prediction: text, or token ids, that the output will resemble; drafts are taken from it.
+            constraint: what limits the output, at its start; each completion follows one of its own.
+            max_draft: most draft tokens per pass; None leaves it to the planner.
 
         Returns:
             One completion; a list for several prompts, or for n > 1: the n completions of each prompt in
@@ -190,9 +227,18 @@ class LLM:
         several = _is_several(prompt)
         prompts = list(prompt) if several else [prompt]
         each = _params_for(prompts, params)
-        asked = zip(prompts, each, strict=True)
-        ready = [self._prepare(one, its, speculate, prediction) for one, its in asked]
-        with self._submit(ready) as stream:
+        requests: list[Request] = []
+        for one, its in zip(prompts, each, strict=True):
+            requests += self.requests(
+                one,
+                its,
+                speculate=speculate,
+                prediction=prediction,
+                constraint=constraint,
+                max_draft=max_draft,
+            )
+        self.enqueue(requests)
+        with Stream(self, requests) as stream:
             completions = stream.completions()
         return completions if several or each[0].n > 1 else completions[0]
 
@@ -203,13 +249,24 @@ class LLM:
         *,
         speculate: Speculate | None = None,
         prediction: str | Sequence[int] | None = None,
+        constraint: Constraint | None = None,
+        max_draft: int | None = None,
     ) -> Stream:
         """Answer one prompt piece by piece; arguments as in `generate`. The last chunk of each of the n
         completions carries it whole. Breaking off is safe: what was begun is cancelled."""
         if _is_several(prompt):
             raise RequestError("stream takes one prompt", "use generate for several")
         (its,) = _params_for([prompt], params)
-        return self._submit([self._prepare(prompt, its, speculate, prediction)])
+        requests = self.requests(
+            prompt,
+            its,
+            speculate=speculate,
+            prediction=prediction,
+            constraint=constraint,
+            max_draft=max_draft,
+        )
+        self.enqueue(requests)
+        return Stream(self, requests)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text prompt, as `generate` would use them."""
@@ -220,7 +277,7 @@ class LLM:
 
     def clear(self) -> None:
         """Forget cached prompts and what drafters learnt from earlier answers."""
-        with self._lock:
+        with self._choosing, self._lock:
             self.engine.clear_cache()
             self._planners.clear()
 
@@ -239,22 +296,92 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _prepare(
+    # --- for whoever runs the engine: a Stream, a Service ---
+
+    def requests(
         self,
         prompt: Prompt,
         params: SamplingParams,
-        speculate: Speculate | None,
-        prediction: str | Sequence[int] | None,
-    ) -> _Prepared:
+        *,
+        speculate: Speculate | None = None,
+        prediction: str | Sequence[int] | None = None,
+        constraint: Constraint | None = None,
+        max_draft: int | None = None,
+    ) -> list[Request]:
+        """Make the n requests of one prompt; `enqueue` starts them. Never waits for a pass.
+
+        Raises:
+            RequestError: a prompt or parameter that cannot be served.
+        """
         if isinstance(prediction, str):
             prediction = self.tokenizer.encode(prediction, add_special=False)
-        planner = self._planner(
-            self.speculate if speculate is None else speculate, predicting=prediction is not None
-        )
+        if max_draft is not None:
+            _check_limit("max_draft", max_draft, 0, 2**31 - 1, RequestError)
         ids = self._ids(prompt)
         seed = int.from_bytes(os.urandom(6)) if params.seed is None else int(params.seed)
         expected = [] if prediction is None else token_ids("the prediction", prediction)
-        return _Prepared(ids, params, planner, seed, expected)
+        chosen = self.speculate if speculate is None else speculate
+        planner = self._planner(chosen, predicting=prediction is not None)
+        made: list[Request] = []
+        for index in range(params.n):
+            request = self.engine.create(
+                ids,
+                params,
+                planner,
+                seed=seed + index,
+                prediction=expected,
+                constraint=None if constraint is None else constraint.fresh(),
+                max_draft=max_draft,
+                leader=made[0] if made else None,
+                index=index,
+            )
+            made.append(request)
+        return made
+
+    def enqueue(self, requests: Sequence[Request]) -> None:
+        """Let requests take part from the next step on. Never waits."""
+        self._arrived.extend(requests)
+
+    def step(self) -> None:
+        """Run one pass of all requests, whosever they are; waits for the one that is running."""
+        self._knocking.append(None)
+        with self._lock:
+            self._knocking.pop()
+            self._sweep()
+            try:
+                self.engine.step()
+            except BaseException:
+                if self.engine.torn:
+                    self._planners.clear()  # a drafter may have been caught half-way
+                raise
+            self._sweep()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a thread wants to step and cannot; one that steps on and on should let it."""
+        return len(self._knocking) > 0
+
+    def cancel(self, requests: Sequence[Request]) -> None:
+        """Abort requests: now, or right after the step that is running. May be called by the garbage
+        collector in the middle of anything, hence never waits."""
+        self._cancelled.extend(requests)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._lock.release()
+
+    def fail(self, error: Exception) -> None:
+        """End all requests because of an error that is nobody's in particular."""
+        with self._lock:
+            self._sweep()
+            self.engine.fail(error)
+
+    def _sweep(self) -> None:
+        while self._arrived:
+            self.engine.enqueue(self._arrived.popleft())
+        while self._cancelled:
+            self.engine.abort(self._cancelled.popleft())
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -271,37 +398,13 @@ class LLM:
             ids = [self.tokenizer.bos_id]
         return ids
 
-    def _submit(self, prepared: Sequence[_Prepared]) -> Stream:
-        requests: list[Request] = []
-        with self._lock:
-            try:
-                for one in prepared:
-                    leader: Request | None = None
-                    for index in range(one.params.n):
-                        request = self.engine.add(
-                            one.ids,
-                            one.params,
-                            one.planner,
-                            seed=one.seed + index,
-                            prediction=one.prediction,
-                            leader=leader,
-                            index=index,
-                        )
-                        requests.append(request)
-                        leader = leader or request
-            except BaseException:
-                for request in requests:
-                    self.engine.abort(request)
-                raise
-        return Stream(self, requests)
-
     def _planner(self, speculate: Speculate, *, predicting: bool) -> Planner:
         """The planner of a way to speculate; kept, because drafters learn."""
         try:
             key = json.dumps([speculate, predicting], sort_keys=True)
         except (TypeError, ValueError):
             raise UsageError(f"speculate is {speculate!r}", "use names and plain options") from None
-        with self._lock:
+        with self._choosing:
             if key not in self._planners:
                 while len(self._planners) >= _PLANNERS_KEPT:
                     self._planners.pop(next(iter(self._planners))).close()
@@ -314,36 +417,8 @@ class LLM:
         drafters = speculation.drafters
         if predicting and drafters and all(drafter.name != "prediction" for drafter in drafters):
             drafters.append(registry.create("prediction", vocab_size=vocab_size))
-        if drafters and self._pass_time is None:
-            self.engine.clear_cache()  # measuring writes to the first pages
-            self._pass_time = PassTime.measure(self.engine.target)
-        pass_time = self._pass_time if drafters else None
-        return Planner(pass_time or PassTime({1: 1.0}), drafters, draft_length=speculation.draft_length)
-
-    def _step(self) -> None:
-        with self._lock:
-            self._sweep()
-            try:
-                self.engine.step()
-            except BaseException:
-                if self.engine.torn:
-                    self._planners.clear()  # a drafter may have been caught half-way
-                raise
-            self._sweep()
-
-    def _cancel(self, requests: Sequence[Request]) -> None:
-        """Abort requests: now, or right after the step that is running. May be called by the garbage
-        collector in the middle of anything, hence never waits."""
-        self._cancelled.extend(requests)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._sweep()
-            finally:
-                self._lock.release()
-
-    def _sweep(self) -> None:
-        while self._cancelled:
-            self.engine.abort(self._cancelled.popleft())
+        assert self.engine.pass_time is not None
+        return Planner(self.engine.pass_time, drafters, draft_length=speculation.draft_length)
 
 
 class Stream(Iterator[Chunk]):
@@ -363,7 +438,7 @@ class Stream(Iterator[Chunk]):
                         raise request.error
                 if all(request.over for request in self._requests):
                     raise StopIteration
-                self._llm._step()
+                self._llm.step()
         except BaseException:
             self.close()
             raise
@@ -377,7 +452,7 @@ class Stream(Iterator[Chunk]):
     def close(self) -> None:
         left = [request for request in self._requests if not request.over]
         if left:
-            self._llm._cancel(left)
+            self._llm.cancel(left)
 
     def __enter__(self) -> Self:
         return self
@@ -389,14 +464,6 @@ class Stream(Iterator[Chunk]):
 
     def __del__(self) -> None:
         self.close()
-
-
-class _Prepared(NamedTuple):
-    ids: list[int]
-    params: SamplingParams
-    planner: Planner
-    seed: int
-    prediction: list[int]
 
 
 def _is_several(prompt: object) -> bool:
@@ -426,6 +493,13 @@ def _params_for(
             "give one for all or one for each",
         )
     return list(params)
+
+
+def _check_limit(
+    name: str, value: object, low: int, high: int, error: type[PacelineError] = UsageError
+) -> None:
+    if not is_whole(value) or not low <= value <= high:
+        raise error(f"{name} is {value!r}", f"give a whole number from {low} to {high}")
 
 
 def _identity(path: Path) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from paceline.core import (
     Completion,
     Context,
     Draft,
-    DrafterStats,
     FinishReason,
     Outcome,
     SamplingParams,
@@ -28,9 +27,12 @@ from paceline.text.tokenizer import Tokenizer
 class Planner(Protocol):
     """What the engine asks of `planning.Planner`."""
 
-    def plan(self, contexts: Sequence[Context], rooms: Sequence[int]) -> list[Draft]: ...
+    @property
+    def speculates(self) -> bool: ...
 
-    def observe(self, rows: int, context_tokens: int, seconds: float) -> None: ...
+    def plan(
+        self, contexts: Sequence[Context], rooms: Sequence[int], *, decoding: int, base_rows: int
+    ) -> list[Draft]: ...
 
     def commit(self, context: Context, outcome: Outcome | None) -> None: ...
 
@@ -50,6 +52,7 @@ class Chunk:
         logprobs: one per token, None unless asked for.
         index: which of the n completions this belongs to.
         completion: the whole result, in the last chunk only.
+        passes, drafted: decode passes and draft tokens checked for this text, up to and with this chunk.
     """
 
     text: str
@@ -59,6 +62,8 @@ class Chunk:
     index: int = 0
     finish_reason: FinishReason | None = None
     completion: Completion | None = None
+    passes: int = 0
+    drafted: int = 0
 
 
 class _Sent(NamedTuple):
@@ -80,9 +85,11 @@ class Request:
         budget: most tokens to write; the context limit is already in it.
         planner: decides what to draft for it.
         leader: request over the same prompt whose KV this one may share.
+        max_draft: most draft tokens in a pass; None leaves it to the planner.
 
     Attributes:
         order: place in the queue; lower was first.
+        overtaken: prompt rows that others computed while this prompt waited for its own.
         error: what ended the request, if something went wrong.
     """
 
@@ -98,15 +105,18 @@ class Request:
         planner: Planner,
         leader: Request | None = None,
         index: int = 0,
+        max_draft: int | None = None,
     ) -> None:
         self.context = context
         self.params = params
         self.seed = seed
         self.budget = budget
+        self.max_draft = budget if max_draft is None else max_draft
         self.planner = planner
         self.leader = leader
         self.index = index
         self.order = context.request
+        self.overtaken = 0
         self.sequence: KVSequence | None = None
         self.cached_tokens: int | None = None
         self.error: Exception | None = None
@@ -127,7 +137,9 @@ class Request:
 
     def _begin(self) -> None:
         prompt = self.context.tokens[: self.context.prompt_length]
-        self.sampler = Sampler(self.params, prompt, self._stop_ids, self._vocab_size, self.seed)
+        self.sampler = Sampler(
+            self.params, prompt, self._stop_ids, self._vocab_size, self.seed, self.context.constraint
+        )
         self._decoder = StreamDecoder(self._tokenizer, self.params.stop)
         self._pieces: list[str] = []  # one per token, until the last
 
@@ -162,7 +174,7 @@ class Request:
     @property
     def room(self) -> int:
         """Most draft tokens worth checking: the pass itself adds one token."""
-        return self.budget - self.generated - 1
+        return min(self.budget - self.generated - 1, self.max_draft)
 
     def take(self, token: int, source: str, logprob: TokenLogprob | None) -> bool:
         """Append one committed token. True if it ends the text: the earliest event wins."""
@@ -181,24 +193,10 @@ class Request:
             self.finish_reason = "length"
         return self.finish_reason is not None
 
-    def record(self, outcome: Outcome) -> None:
-        """Count a decode pass."""
-        stats = self.stats
-        stats.passes += 1
-        stats.committed += len(outcome.committed)
-        if not len(outcome.draft):
-            return
-        stats.drafts += 1
-        stats.drafted += len(outcome.draft)
-        stats.accepted += len(outcome.path)
-        positions = stats.accepted_per_position
-        positions += [0] * (len(outcome.path) - len(positions))
-        for i in range(len(outcome.path)):
-            positions[i] += 1
-        for source in outcome.draft.sources:
-            stats.by_drafter.setdefault(source, DrafterStats()).drafted += 1
-        for node in outcome.path:
-            stats.by_drafter[outcome.draft.sources[node]].accepted += 1
+    def begin(self, cached_tokens: int) -> None:
+        """Leave the queue for the first time."""
+        self.cached_tokens = cached_tokens
+        self.timings.queue_s = time.perf_counter() - self._arrival
 
     def clock(self, seconds: float, *, decode: bool) -> None:
         """Add the time of a step that this request took part in."""
@@ -224,6 +222,8 @@ class Request:
             self.index,
             self.finish_reason,
             completion,
+            self.stats.passes,
+            self.stats.drafted,
         )
         # One append, so that an interrupt finds it done or not done.
         self._sent.append(_Sent(chunk, self.generated, len(self._pieces)))
@@ -243,7 +243,8 @@ class Request:
         """
         old, (count, _) = self.context, self._upto()
         tokens = old.tokens[: old.prompt_length + count]
-        self.context = Context(request, tokens, old.prompt_length, old.prediction, old.temperature)
+        constraint = None if old.constraint is None else old.constraint.fresh()
+        self.context = replace(old, request=request, tokens=tokens, constraint=constraint)
         self.sequence = None
         self.finish_reason = self.stop_reason = None
         del self.sources[count:]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.core import ROOT, Draft, Floats, Ids, Outcome, Output, Rows, Target
+from paceline.engine.counters import Counters, record
 from paceline.engine.request import Request
 from paceline.models.kv import KVCache, KVSequence
 from paceline.sampling.verify import walk
@@ -130,7 +131,9 @@ def _tables(works: Sequence[Work]) -> Ids:
     return padded
 
 
-def commit(work: Work, argmax: Ids, logits: Floats | None, target: Target, cache: KVCache) -> None:
+def commit(
+    work: Work, argmax: Ids, logits: Floats | None, target: Target, cache: KVCache, counters: Counters
+) -> None:
     """Move one request forward by what the pass decided: text, KV and statistics together.
 
     Args:
@@ -144,8 +147,9 @@ def commit(work: Work, argmax: Ids, logits: Floats | None, target: Target, cache
         outcome = _sample(work, argmax, logits)
         _compact(work, outcome.path, target)
         placed += len(outcome.path)
+        counters.generated_tokens += len(outcome.committed)
         if work.decode:
-            request.record(outcome)
+            record((request.stats, counters.speculation), outcome)
     cache.commit(sequence, request.context.tokens[base : base + placed])
     request.planner.commit(request.context, outcome if len(work.draft) else None)
 

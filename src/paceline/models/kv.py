@@ -121,6 +121,26 @@ class KVCache:
         self._adopt(sequence, node, tokens[len(sequence) : max(limit, 0)][:size])
         return sequence
 
+    def extend(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
+        """Take over the pages of `tokens`, short of the last, that others put in place since `open`.
+
+        Args:
+            tokens: begin with the sequence's committed tokens. Rows reserved behind those may be lost.
+        """
+        size = self.page_size
+        while True:
+            start = len(sequence._chain) * size
+            if start + size >= len(tokens):
+                return
+            parent = sequence._chain[-1] if sequence._chain else self._root
+            child = parent.children.get(tuple(tokens[start : start + size]))
+            if child is None:
+                return
+            while len(sequence._pages) > len(sequence._chain):
+                self._free.append(sequence._pages.pop())
+            del sequence.tokens[start:]
+            self._share(sequence, child)
+
     def fork(self, sequence: KVSequence, length: int) -> KVSequence:
         """Start a second sequence with the first `length` committed tokens of another.
 

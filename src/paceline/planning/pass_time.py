@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +28,9 @@ class PassTime:
     counts moves quickly (the machine got slower, the context longer), the shape of the curve slowly, and
     it forgets its way back to the measured one; one slow pass, or ten, changes no decision.
 
+    Past the table its last octave goes on. Rows of prompts, whose outputs nobody wants, have a price of
+    their own: so much each, on top of the pass they come with.
+
     Args:
         table: row count -> seconds; at least one entry.
     """
@@ -35,16 +38,28 @@ class PassTime:
     DRIFT_STEP = 0.03
     SHAPE_STEP = 0.01
     SHAPE_MEMORY = 0.999
+    PROMPT_STEP = 0.05
     _REFRESH_EVERY = 4
+    _REACH = 64  # as far as observations correct the shape
+    _TELLING = 8  # prompt rows that a pass must have to say what one costs
 
     def __init__(self, table: Mapping[int, float]) -> None:
         assert table, "a pass-time table needs at least one entry"
         self._rows = sorted(table)
         self._measured = [table[r] for r in self._rows]
+        self._entries = len(table)
         self._log_shape = [0.0] * len(self._rows)
         self._drift = 1.0
         self._observed = 0
         self._curve = self._interpolate()
+        slope, last = _last_slope(self._curve), self._rows[-1]
+        if last < self._REACH:
+            self._rows.append(4 * last)
+            self._measured.append(self._curve[last] + 3 * last * slope)
+            self._log_shape.append(0.0)
+            self._curve = self._interpolate()
+        # Where rows are free a prompt row still counts as something, so that ratios mean something.
+        self._prompt_row = max(slope, 1e-3 * self._curve[1])
 
     @classmethod
     def measure(
@@ -75,25 +90,40 @@ class PassTime:
 
     def table(self) -> dict[int, float]:
         """Seconds by measured row count, as measured."""
-        return dict(zip(self._rows, self._measured, strict=True))
+        return dict(list(zip(self._rows, self._measured, strict=True))[: self._entries])
 
     def cost(self, rows: int) -> float:
         """Expected seconds of a pass over `rows` rows, at least one."""
         curve = self._curve
         if rows < len(curve):
             return curve[rows] * self._drift
-        # Past the table its last octave goes on; a table of one entry says nothing, so rows are not free.
         last = self._rows[-1]
-        slope = (curve[last] - curve[last // 2]) / (last - last // 2) if len(self._rows) > 1 else curve[last]
-        return (curve[last] + (rows - last) * slope) * self._drift
+        return (curve[last] + (rows - last) * _last_slope(curve)) * self._drift
 
-    def costs(self, rows: int) -> list[float]:
-        """[rows + 1] seconds by row count; index 0 is unused."""
-        return [self.cost(r) for r in range(rows + 1)]
+    def costs(self, first: int, last: int) -> list[float]:
+        """[last - first + 1] seconds of a pass over `first` rows, and so on to `last`."""
+        return [self.cost(rows) for rows in range(first, last + 1)]
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a pass over `rows` rows that took `seconds`."""
-        if rows < 1 or seconds <= 0.0:
+    def cost_with_prompt(self, rows: int, prompt_rows: int) -> float:
+        """Expected seconds of a pass over `rows` rows, which may be none, and rows of prompts besides."""
+        return self.cost(max(rows, 1)) + prompt_rows * self._prompt_row
+
+    def prompt_rows(self, rows: int, seconds: float, most: int) -> int:
+        """How many rows of prompts, at most `most`, fit beside `rows` rows into a pass of `seconds`."""
+        left = seconds - self.cost(max(rows, 1))
+        if left >= most * self._prompt_row:
+            return most
+        return max(0, int(left / self._prompt_row))
+
+    def observe(self, rows: int, seconds: float, prompt_rows: int = 0) -> None:
+        """Learn from a pass over `rows` rows, and `prompt_rows` of prompts besides, that took `seconds`."""
+        if seconds <= 0.0:
+            return
+        if prompt_rows:
+            if prompt_rows >= self._TELLING:
+                self._observe_prompt(seconds - self.cost(max(rows, 1)), prompt_rows)
+            return
+        if rows < 1:
             return
         off = math.log(seconds / self.cost(rows))
         self._drift *= math.exp(max(-self.DRIFT_STEP, min(self.DRIFT_STEP, off)))
@@ -105,10 +135,20 @@ class PassTime:
         if self._observed % self._REFRESH_EVERY == 0:
             self._curve = self._interpolate()
 
+    def _observe_prompt(self, seconds: float, prompt_rows: int) -> None:
+        ratio = seconds / (prompt_rows * self._prompt_row)
+        self._prompt_row *= min(max(ratio, 1.0 - self.PROMPT_STEP), 1.0 + self.PROMPT_STEP)
+
     def _interpolate(self) -> list[float]:
         points = [m * math.exp(s) for m, s in zip(self._measured, self._log_shape, strict=True)]
         curve = np.interp(np.arange(self._rows[-1] + 1), self._rows, np.maximum.accumulate(points))
         return list(curve.tolist())
+
+
+def _last_slope(curve: Sequence[float]) -> float:
+    """Seconds per row in the last octave; a curve of one row says nothing, so rows are not free."""
+    last = len(curve) - 1
+    return (curve[last] - curve[last // 2]) / (last - last // 2) if last > 1 else curve[last]
 
 
 def _timed(target: Target, rows: int, clock: Callable[[], float]) -> float:

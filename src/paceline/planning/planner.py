@@ -5,6 +5,10 @@ the chance that a node and all its ancestors are taken. Of all sets of n nodes t
 and they form trees by themselves, since a node is never likelier than its parent; so the best plan is
 one of the prefixes of the nodes in order of p (the greedy solution of a fractional knapsack). T has
 plateaus and steps, so all prefixes are compared.
+
+Rows of prompts, and drafts that another planner bought, pay for themselves: a draft is bought for what it
+adds to the pass they are in, and must beat the rate of a pass without them. When many requests share a
+pass its rows are no longer cheap, fewer and fewer drafts are worth one, and in a full pass nobody is asked.
 """
 
 from __future__ import annotations
@@ -19,24 +23,26 @@ from paceline.planning.pass_time import PassTime
 
 _NOTHING = Draft.empty()
 
+_PROBE = 16
+"""If not even so many certain tokens would pay, no drafter is asked."""
+
 MARGIN = 1.005
 """A draft must promise this much over plain decoding: what the estimates cannot tell apart is not bought."""
 
 
-def best_prefix(paths: Sequence[float], costs: Sequence[float], base: int, overhead: float = 0.0) -> int:
+def best_prefix(paths: Sequence[float], extra: Sequence[float], plain: float, tokens: float) -> int:
     """How many of the nodes, likeliest first, to buy.
 
     Args:
         paths: [n] path chances, descending.
-        costs: [base + n + 1] seconds of a pass by row count.
-        base: rows that are in the pass anyway, one per request.
-        overhead: seconds of the step besides the pass.
+        extra: [n + 1] seconds that 0, 1, ... nodes add to the pass.
+        plain: seconds of a pass without drafts.
+        tokens: that such a pass commits.
     """
-    best, count = MARGIN * base / (overhead + costs[base]), 0
-    tokens = float(base)
+    best, count = MARGIN * tokens / plain, 0
     for n, path in enumerate(paths, 1):
         tokens += path
-        rate = tokens / (overhead + costs[base + n])
+        rate = tokens / (plain + extra[n])
         if rate > best:
             best, count = rate, n
     return count
@@ -53,7 +59,7 @@ class _Account:
     __slots__ = ("balance", "cost")
 
     ALLOWANCE = 0.004
-    """Share of a plain step's time that unpaid questions may take in the long run."""
+    """Share of a plain token's time that unpaid questions may take in the long run."""
 
     QUESTIONS = 12.0
     """Credit at the start, and at most, in questions."""
@@ -62,8 +68,8 @@ class _Account:
         self.cost = 0.0
         self.balance = 0.0
 
-    def may_ask(self, step: float) -> bool:
-        self.balance += self.ALLOWANCE * step
+    def may_ask(self, token: float) -> bool:
+        self.balance += self.ALLOWANCE * token
         return self.balance >= 0.0
 
     def asked(self, seconds: float) -> None:
@@ -100,7 +106,7 @@ class _Trust:
 
 
 class _Stake:
-    """What one request has won by its drafts so far, in plain steps; it may lose only so much.
+    """What one request has won by its drafts so far, in plain tokens; it may lose only so much.
 
     Chances are averages over many texts; on the one at hand they may be wrong for as long as it lasts. So
     a request starts with a small stake, adds a little each step, and risks no more than it has: the price
@@ -148,9 +154,40 @@ class _Record:
 
     accounts: dict[str, _Account]
     stake: _Stake = field(default_factory=_Stake)
+    crowded: bool = False
     asked: int = 0
     offered: int = 0
     bought: int = 0
+
+
+class _Prices:
+    """What draft rows cost in the pass to come.
+
+    Attributes:
+        plain: seconds of a pass that only decodes, without drafts.
+        decoding: tokens it commits, one per request.
+        token: seconds that a token takes then.
+        extra: [n + 1] seconds that 0, 1, ... draft rows add.
+    """
+
+    def __init__(self, pass_time: PassTime, decoding: int, base_rows: int) -> None:
+        self.plain = pass_time.cost(decoding)
+        self.decoding = decoding
+        self.token = self.plain / decoding
+        self.extra = [0.0]
+        self._pass_time = pass_time
+        self._base_rows = base_rows
+        self._base = pass_time.cost(base_rows)
+
+    def reach(self, rows: int) -> None:
+        """Make `extra` cover so many draft rows."""
+        first = self._base_rows + len(self.extra)
+        self.extra += [cost - self._base for cost in self._pass_time.costs(first, self._base_rows + rows)]
+
+    def buy(self, paths: Sequence[float]) -> int:
+        """How many of these nodes to take."""
+        self.reach(len(paths))
+        return best_prefix(paths, self.extra, self.plain, self.decoding)
 
 
 class Planner:
@@ -181,39 +218,48 @@ class Planner:
         self._records: dict[int, _Record] = {}
         self._trust = {drafter.name: _Trust() for drafter in self.drafters}
 
-    def plan(self, contexts: Sequence[Context], rooms: Sequence[int]) -> list[Draft]:
-        """Return what to check for each request, at most `rooms[i]` nodes; an empty draft is a plain step."""
+    @property
+    def speculates(self) -> bool:
+        return len(self.drafters) > 0
+
+    def plan(
+        self,
+        contexts: Sequence[Context],
+        rooms: Sequence[int],
+        *,
+        decoding: int | None = None,
+        base_rows: int | None = None,
+    ) -> list[Draft]:
+        """Return what to check for each request, at most `rooms[i]` nodes; an empty draft is a plain step.
+
+        Args:
+            decoding: requests that write in the pass, these among them; None means these alone.
+            base_rows: rows of the pass besides what is bought here: one for each of those, prompt rows,
+                drafts bought by others; None means one each.
+        """
         if not self.drafters:
             return [_NOTHING] * len(contexts)
-        drafts = [self._ask(context, room) for context, room in zip(contexts, rooms, strict=True)]
+        prices = _Prices(self.pass_time, decoding or len(contexts), base_rows or len(contexts))
+        if self.draft_length is None and prices.decoding > 1 and not prices.buy([1.0] * _PROBE):
+            for context in contexts:
+                self._record(context).crowded = True
+            return [_NOTHING] * len(contexts)
+        drafts = [self._ask(c, room, prices.token) for c, room in zip(contexts, rooms, strict=True)]
         paths = [self._paths(draft) if len(draft) else [] for draft in drafts]
         nodes = [(-path, i, node) for i, some in enumerate(paths) for node, path in enumerate(some)]
         if not nodes:
             return drafts
         nodes.sort()
-        base = len(contexts)
-        costs = self.pass_time.costs(base + len(nodes))
+        prices.reach(len(nodes))
         if self.draft_length is None:
-            del nodes[best_prefix([-n[0] for n in nodes], costs, base) :]
-        plans: list[Draft] = []
-        for i, (context, draft) in enumerate(zip(contexts, drafts, strict=True)):
-            chosen = [node for _, owner, node in nodes if owner == i]
-            if chosen:
-                record = self._records[context.request]
-                if self.draft_length is None:
-                    del chosen[self._afford(record, draft, paths[i], chosen, costs[base:]) :]
-                self._credit(record, draft, paths[i], chosen, costs[base:])
-            plans.append(select(draft, sorted(chosen)))
-        return plans
-
-    def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
-        """Learn from a pass over `rows` rows that took `seconds`.
-
-        `context_tokens`, the cached tokens attended to, is not in the model: the drift follows it.
-        """
-        del context_tokens
-        if self.drafters:
-            self.pass_time.observe(rows, seconds)
+            del nodes[prices.buy([-node[0] for node in nodes]) :]
+        chosen: list[list[int]] = [[] for _ in contexts]
+        for _, owner, node in nodes:
+            chosen[owner].append(node)
+        return [
+            self._take(self._record(context), draft, some, its, prices) if its else _NOTHING
+            for context, draft, some, its in zip(contexts, drafts, paths, chosen, strict=True)
+        ]
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:
         """Let the drafters follow the text; call after prefill and after every step."""
@@ -244,6 +290,8 @@ class Planner:
         if not self.drafters:
             return "speculation is off"
         record = self._records.get(context.request)
+        if record is not None and record.crowded and not record.bought:
+            return "so many requests shared each pass that no draft could have been worth its time"
         if record is None or not record.asked:
             return "the text ended before a draft could be made"
         if record.bought:
@@ -252,19 +300,23 @@ class Planner:
             return "no drafter knew how this text might go on"
         return "no draft was likely enough to be worth its time"
 
-    def _ask(self, context: Context, room: int) -> Draft:
-        budget = min(room, self.max_draft)
-        if budget <= 0:
-            return _NOTHING
+    def _record(self, context: Context) -> _Record:
         record = self._records.get(context.request)
         if record is None:
             accounts = {drafter.name: _Account() for drafter in self.drafters}
             record = self._records[context.request] = _Record(accounts)
-        step = self.pass_time.cost(1)
+        return record
+
+    def _ask(self, context: Context, room: int, token: float) -> Draft:
+        """Ask the drafters for one request; a plain token takes `token` seconds."""
+        budget = min(room, self.max_draft)
+        if budget <= 0:
+            return _NOTHING
+        record = self._record(context)
         offers: list[Draft] = []
         for drafter in self.drafters:
             account = record.accounts[drafter.name]
-            if self.draft_length or account.may_ask(step):
+            if self.draft_length or account.may_ask(token):
                 start = self._clock()
                 offers.append(drafter.propose(context, budget))
                 account.asked(self._clock() - start)
@@ -277,47 +329,27 @@ class Planner:
         likeliest = sorted(range(len(draft)), key=lambda i: (-paths[i], i))
         return select(draft, sorted(likeliest[:budget]))
 
-    def _afford(
+    def _take(
         self,
         record: _Record,
         draft: Draft,
         paths: Sequence[float],
-        chosen: Sequence[int],
-        costs: Sequence[float],
-    ) -> int:
-        """How many of the chosen nodes the request's stake allows; `costs` are of a pass by draft rows."""
-        step = self.pass_time.cost(1)
-        prices, misses, gains, miss, gain = [], [], [], 1.0, 0.0
-        for n, node in enumerate(chosen, 1):
-            gain += paths[node]
-            if draft.parents[node] == ROOT:
-                miss -= paths[node]
-            prices.append((costs[n] - costs[0]) / step)
-            misses.append(miss)
-            gains.append(gain)
-        return record.stake.afford(prices, misses, gains)
-
-    def _credit(
-        self,
-        record: _Record,
-        draft: Draft,
-        paths: Sequence[float],
-        chosen: Sequence[int],
-        costs: Sequence[float],
-    ) -> None:
-        """Pay drafters the time that their bought nodes are expected to save, net of the rows' own time."""
-        if not chosen:
-            return
+        chosen: list[int],
+        prices: _Prices,
+    ) -> Draft:
+        """What one request gets of the nodes chosen for it, likeliest first, as far as its stake allows."""
+        if self.draft_length is None:
+            del chosen[_affordable(record.stake, draft, paths, chosen, prices) :]
         record.bought += len(chosen)
-        step = self.pass_time.cost(1)
-        row = (costs[len(chosen)] - costs[0]) / len(chosen)
         earned: dict[str, float] = {}
         for node in chosen:
+            row = prices.extra[len(chosen)] / len(chosen)
             source = draft.sources[node]
-            earned[source] = earned.get(source, 0.0) + paths[node] * step - row
-        for source, seconds in earned.items():
+            earned[source] = earned.get(source, 0.0) + paths[node] * prices.token - row
+        for source, seconds in earned.items():  # the time that its nodes save, net of their rows' own
             if account := record.accounts.get(source):
                 account.earn(seconds)
+        return select(draft, sorted(chosen))
 
     def _paths(self, draft: Draft) -> list[float]:
         """[n] chance of each node to be reached and taken, as far as its drafters are trusted."""
@@ -328,3 +360,18 @@ class Planner:
             if parent != ROOT:
                 paths[i] *= paths[parent]
         return paths
+
+
+def _affordable(
+    stake: _Stake, draft: Draft, paths: Sequence[float], chosen: Sequence[int], prices: _Prices
+) -> int:
+    """How many of the chosen nodes a request's stake allows."""
+    costs, misses, gains, miss, gain = [], [], [], 1.0, 0.0
+    for n, node in enumerate(chosen, 1):
+        gain += paths[node]
+        if draft.parents[node] == ROOT:
+            miss -= paths[node]
+        costs.append(prices.extra[n] / prices.token)
+        misses.append(miss)
+        gains.append(gain)
+    return stake.afford(costs, misses, gains)

@@ -1,0 +1,245 @@
+"""Who takes part in the next pass, and with how many rows.
+
+Every running request takes part in every pass while it decodes: one row and its draft. Prompts are
+computed beside them in chunks, shortest remainder first, and a chunk is never longer than what a
+newcomer can be asked to wait for. A prompt ages by the rows that others got before it, so one of n tokens
+is overtaken by n rows at most. When pages run out, the youngest request goes back to the queue and is
+recomputed later; the oldest always gets on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from paceline.core import Draft
+from paceline.engine.counters import Counters
+from paceline.engine.request import Planner, Request
+from paceline.engine.step import Work
+from paceline.models.kv import KVCache, KVSequence
+from paceline.planning.pass_time import PassTime
+
+NEWCOMER = 20
+"""Rows of a short question. It must not wait long, whatever else is being read."""
+
+PATIENCE = 1.5
+"""A pass with prompt rows takes at most this many times what a newcomer takes alone, or the running texts
+without it. So a newcomer, who waits for one pass and shares the next, has its answer begun in twice that."""
+
+LEAST_CHUNK = 8
+"""Prompt rows of a pass, at least: below, the pass would be spent on reading weights."""
+
+_EMPTY = Draft.empty()
+
+
+class Scheduler:
+    """The queue, the running requests, and their pages.
+
+    Args:
+        cache: pages of all requests.
+        counters: moved on by preemptions and by prompts found in the cache.
+        fail: ends a request because of an error, and removes it here.
+        max_rows: most rows of a pass.
+        max_num_seqs: most running requests.
+        pass_time: prices chunks; None means that a chunk may fill the pass.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        counters: Counters,
+        fail: Callable[[Request, Exception], None],
+        *,
+        max_rows: int,
+        max_num_seqs: int,
+        pass_time: PassTime | None = None,
+    ) -> None:
+        self.cache = cache
+        self.max_rows = max_rows
+        self.max_num_seqs = max_num_seqs
+        self.pass_time = pass_time
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # oldest first
+        self._counters = counters
+        self._fail = fail
+        self._full = False  # the head of the queue did not fit, and nothing was freed since
+
+    def clear(self) -> None:
+        """Forget every request; their pages are void."""
+        self.running.clear()
+        self.waiting.clear()
+        self.cache.clear()
+        self._full = False
+
+    def remove(self, request: Request) -> None:
+        """Let go of a request, wherever it is."""
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._release(request)
+
+    def schedule(self) -> list[Work]:
+        """The next pass, slots reserved; empty if nobody can run."""
+        self._admit()
+        for request in list(self.running):
+            if request in self.running:
+                self._secure(request)
+        decoding = [request for request in self.running if request.decoding]
+        prefills = self._prefills(len(decoding))
+        return [*self._decodes(decoding, sum(work.rows for work in prefills)), *prefills]
+
+    def _admit(self) -> None:
+        if self._full:
+            return
+        held_back: list[Request] = []
+        while self.waiting and len(self.running) < min(self.max_num_seqs, self.max_rows):
+            request = self.waiting.popleft()
+            if not _may_start(request):
+                held_back.append(request)
+            elif not self._start(request):
+                held_back.append(request)
+                self._full = True
+                break
+        self.waiting.extendleft(reversed(held_back))
+
+    def _start(self, request: Request) -> bool:
+        sequence = self._open(request)
+        missing = self._uncovered(len(request.context.tokens) - len(sequence), sequence)
+        if self.running and missing + self._promised() > self.cache.available:
+            self.cache.free(sequence)
+            return False
+        request.sequence = sequence
+        if request.cached_tokens is None:
+            request.begin(len(sequence))
+            self._counters.started(len(request.context.tokens), len(sequence))
+        self.running.append(request)
+        self.running.sort(key=lambda running: running.order)
+        return True
+
+    def _open(self, request: Request) -> KVSequence:
+        leader, request.leader = request.leader, None
+        tokens, there = request.context.tokens, None if leader is None else leader.sequence
+        # A leader that was sent back and is being recomputed holds only part of the prompt.
+        if there is not None and len(there) >= len(tokens) - 1 and not request.generated:
+            return self.cache.fork(there, len(tokens) - 1)
+        return self.cache.open(tokens)
+
+    def _promised(self) -> int:
+        """Pages that the running requests need for their prompts, and one more for each to go on with."""
+        promised = len(self.running)
+        for request in self.running:
+            assert request.sequence is not None
+            promised += self._uncovered(request.pending, request.sequence)
+        return promised
+
+    def _uncovered(self, slots: int, sequence: KVSequence) -> int:
+        return max(0, -((self.cache.slack(sequence) - slots) // self.cache.page_size))
+
+    def _secure(self, request: Request) -> None:
+        """Get one slot for the request, at the cost of younger ones; without any it goes back itself."""
+        assert request.sequence is not None
+        while not self.cache.reserve(request.sequence, 1):
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is request:
+                return
+
+    def _preempt(self, request: Request) -> None:
+        self._counters.preemptions += 1
+        self.running.remove(request)
+        self._release(request)
+        self.waiting.appendleft(request)
+
+    def _release(self, request: Request) -> None:
+        self._full = False
+        if request.sequence is not None:
+            self.cache.free(request.sequence)
+            request.sequence = None
+
+    def _prefills(self, decoding: int) -> list[Work]:
+        prompts = [request for request in self.running if not request.decoding]
+        if not prompts:
+            return []
+        prompts.sort(key=lambda request: (request.pending - request.overtaken, request.order))
+        left = self._chunk(decoding)
+        works: list[Work] = []
+        for request in prompts:
+            rows = 0
+            if left > 0 and (work := self._prefill(request, left)) is not None:
+                works.append(work)
+                rows = work.rows
+                left -= rows
+            request.overtaken -= rows
+        given = sum(work.rows for work in works)
+        for request in prompts:
+            request.overtaken += given
+        return works
+
+    def _chunk(self, decoding: int) -> int:
+        """Prompt rows of the next pass."""
+        room = self.max_rows - decoding
+        if self.pass_time is None:
+            return room
+        alone = self.pass_time.cost_with_prompt(0, NEWCOMER)
+        now = self.pass_time.cost_with_prompt(decoding, 0)
+        rows = self.pass_time.prompt_rows(decoding, PATIENCE * max(alone, now), room)
+        return min(room, max(rows, LEAST_CHUNK))
+
+    def _prefill(self, request: Request, rows: int) -> Work | None:
+        sequence = request.sequence
+        assert sequence is not None
+        self.cache.extend(sequence, request.context.tokens)  # another may have computed it meanwhile
+        slots = self.cache.slack(sequence) + self.cache.available * self.cache.page_size
+        chunk = min(request.pending, rows, slots)
+        if chunk <= 0:
+            return None
+        reserved = self.cache.reserve(sequence, chunk)
+        assert reserved, "the chunk was cut to the pages there are"
+        return Work(request, sequence, chunk, _EMPTY, wanted=chunk == request.pending, decode=False)
+
+    def _decodes(self, requests: list[Request], prompt_rows: int) -> list[Work]:
+        """One row and a draft for each; drafts share the rows and pages that nobody needs."""
+        if not requests:
+            return []
+        rows = (self.max_rows - prompt_rows - len(requests)) // len(requests)
+        slots = self.cache.available // len(requests) * self.cache.page_size
+        rooms = []
+        for request in requests:
+            assert request.sequence is not None
+            rooms.append(max(0, min(request.room, rows, slots + self.cache.slack(request.sequence) - 1)))
+        works = []
+        for request, draft in self._plan(requests, rooms, len(requests) + prompt_rows):
+            assert request.sequence is not None
+            reserved = self.cache.reserve(request.sequence, 1 + len(draft))
+            assert reserved, "rooms promised pages that are not there"
+            works.append(Work(request, request.sequence, 1, draft, wanted=True, decode=True))
+        return works
+
+    def _plan(
+        self, requests: Sequence[Request], rooms: Sequence[int], base_rows: int
+    ) -> list[tuple[Request, Draft]]:
+        """Ask each planner once for all its requests, the later ones for what the earlier leave."""
+        groups: dict[Planner, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(request.planner, []).append(i)
+        drafts: list[Draft | None] = [None] * len(requests)
+        for planner, members in groups.items():
+            contexts, theirs = [requests[i].context for i in members], [rooms[i] for i in members]
+            try:
+                planned = planner.plan(contexts, theirs, decoding=len(requests), base_rows=base_rows)
+            except Exception as error:
+                for i in members:
+                    self._fail(requests[i], error)
+                continue
+            for i, draft in zip(members, planned, strict=True):
+                assert len(draft) <= rooms[i], "a draft is larger than its room"
+                drafts[i] = draft
+                base_rows += len(draft)
+        return [(r, draft) for r, draft in zip(requests, drafts, strict=True) if draft is not None]
+
+
+def _may_start(request: Request) -> bool:
+    """A request that shares its leader's prompt waits until that is computed."""
+    leader = request.leader
+    return leader is None or leader.generated > 0 or leader.over
