@@ -19,7 +19,7 @@ def configure(spec):
 
 def test_every_name_builds_a_drafter_of_that_name():
     assert {name: create(name).name for name in registry.names()} == {n: n for n in registry.names()}
-    assert set(registry.names()) == {"ngram", "suffix", "prediction"}
+    assert set(registry.names()) == {"grammar", "ngram", "suffix", "prediction"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_options_in_both_spellings(spec):
 
 def test_off_auto_one_and_several():
     assert configure("off").drafters == []
-    assert [d.name for d in configure("auto").drafters] == ["suffix", "prediction"]
+    assert [d.name for d in configure("auto").drafters] == ["grammar", "suffix", "prediction"]
     assert [d.name for d in configure("ngram").drafters] == ["ngram"]
     assert [d.name for d in configure(["ngram", {"method": "suffix"}]).drafters] == ["ngram", "suffix"]
 

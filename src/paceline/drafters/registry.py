@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core import Drafter, is_whole
+from paceline.drafters.grammar import GrammarDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.suffix import SuffixDrafter
@@ -50,6 +51,7 @@ REGISTRY: dict[str, Row] = {
         ("suffix-decoding", "ngram-cache"),
         ("vocab_size", "identity"),
     ),
+    "grammar": Row(GrammarDrafter, {}),
     "prediction": Row(PredictionDrafter, {}, ("predicted-outputs",), ("vocab_size",)),
     "ngram": Row(
         NgramDrafter,
@@ -63,7 +65,7 @@ REGISTRY: dict[str, Row] = {
     ),
 }
 
-_AUTO = ("suffix", "prediction")
+_AUTO = ("grammar", "suffix", "prediction")
 
 
 @dataclass(frozen=True, slots=True)

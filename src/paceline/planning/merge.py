@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.core import ROOT, Draft
+from paceline.core import ROOT, Constraint, Draft
 
 
 def merge(drafts: Sequence[Draft]) -> Draft:
@@ -59,6 +59,23 @@ def _share(parents: list[int], chances: list[float]) -> None:
     for i, parent in enumerate(parents):
         if claimed[parent] > 1.0:
             chances[i] /= claimed[parent]
+
+
+def allowed(draft: Draft, constraint: Constraint | None) -> Draft:
+    """Leave out nodes that the constraint would refuse, and what follows them."""
+    if constraint is None or not len(draft):
+        return draft
+    parents = draft.parents.tolist()
+    inner = set(parents)
+    kept: set[int] = set()
+    for leaf in range(len(parents)):
+        if leaf not in inner:
+            path = [leaf]
+            while (parent := parents[path[-1]]) != ROOT:
+                path.append(parent)
+            path.reverse()
+            kept.update(path[: constraint.accepts(draft.tokens[path].tolist())])
+    return select(draft, sorted(kept))
 
 
 def select(draft: Draft, nodes: Sequence[int]) -> Draft:

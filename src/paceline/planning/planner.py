@@ -18,10 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core import ROOT, Context, Draft, Drafter, Outcome
-from paceline.planning.merge import merge, select
+from paceline.planning.merge import allowed, merge, select
 from paceline.planning.pass_time import PassTime
 
 _NOTHING = Draft.empty()
+
+_GRAMMAR = "grammar"
+"""The source of tokens that a constraint leaves no choice about."""
 
 _PROBE = 16
 """If not even so many certain tokens would pay, no drafter is asked."""
@@ -216,7 +219,7 @@ class Planner:
         self.draft_length = draft_length
         self._clock = clock
         self._records: dict[int, _Record] = {}
-        self._trust = {drafter.name: _Trust() for drafter in self.drafters}
+        self._trust = {name: _Trust() for name in [_GRAMMAR, *(drafter.name for drafter in self.drafters)]}
 
     @property
     def speculates(self) -> bool:
@@ -313,6 +316,10 @@ class Planner:
         if budget <= 0:
             return _NOTHING
         record = self._record(context)
+        if len(forced := _forced(context, budget)):
+            record.asked += 1
+            record.offered += len(forced)
+            return forced
         offers: list[Draft] = []
         for drafter in self.drafters:
             account = record.accounts[drafter.name]
@@ -321,7 +328,7 @@ class Planner:
                 offers.append(drafter.propose(context, budget))
                 account.asked(self._clock() - start)
         record.asked += 1
-        draft = merge(offers)
+        draft = allowed(merge(offers), context.constraint)
         record.offered += len(draft)
         if len(draft) <= budget:
             return draft
@@ -375,3 +382,9 @@ def _affordable(
         misses.append(miss)
         gains.append(gain)
     return stake.afford(costs, misses, gains)
+
+
+def _forced(context: Context, budget: int) -> Draft:
+    """Tokens that have to follow: they cost no drafter's time, and nobody else need guess."""
+    tokens = [] if context.constraint is None else context.constraint.forced()[:budget]
+    return Draft.chain(tokens, [1.0] * len(tokens), _GRAMMAR) if tokens else _NOTHING

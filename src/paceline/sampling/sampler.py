@@ -91,6 +91,8 @@ class Sampler:
             RequestError: min_tokens bans every token, or the constraint allows none.
         """
         mask = self._mask()
+        if mask is not None and np.count_nonzero(mask) == 1 and (only := _only(mask)) is not None:
+            return only
         if self.params.greedy and not self._adjusts and (mask is None or _allows(mask, argmax)):
             return argmax
         assert logits is not None, "needs_logits was ignored"
@@ -250,6 +252,13 @@ class _Counts:
 def _allows(mask: Mask, token: int) -> bool:
     word, bit = divmod(token, 32)
     return word < len(mask) and bool(int(mask[word]) >> bit & 1)
+
+
+def _only(mask: Mask) -> int | None:
+    """The one id of a mask of one nonzero word; None if there are several."""
+    word = int(mask.argmax())
+    bits = int(mask[word])
+    return word * 32 + bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
 
 def _flags(mask: Mask, vocab_size: int) -> Flags:
