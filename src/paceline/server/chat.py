@@ -20,6 +20,8 @@ class Message:
         logprobs: whether they were asked for.
     """
 
+    nothing = '{"content":""}'
+
     def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
         self._tokenizer = tokenizer
         self._logprobs = logprobs

@@ -21,6 +21,8 @@ class TextChoice:
         logprobs: whether they were asked for.
     """
 
+    nothing = '""'
+
     def __init__(self, tokenizer: Tokenizer, *, echo: str, logprobs: bool) -> None:
         self._echo = echo
         self._unsent = echo

@@ -46,7 +46,13 @@ class Wishes:
 
 
 class Choice(Protocol):
-    """One choice of an answer while it is written."""
+    """One choice of an answer while it is written.
+
+    Attributes:
+        nothing: JSON of a delta or text that adds nothing.
+    """
+
+    nothing: str
 
     def pieces(self, chunk: Chunk) -> list[tuple[str, str]]:
         """What the chunk adds to a stream: JSON of (delta or text, logprobs); the finish comes apart."""
@@ -108,13 +114,13 @@ class Reply:
         told = "" if source is None else f',"paceline":{dumps(source.of(chunk))}'
         parts: list[str] = []
         for piece, logprobs in choice.pieces(chunk):
-            parts.append(
-                f'{self._opened[index]}{piece},"logprobs":{logprobs},"finish_reason":null}}]{told}}}\n\n'
-            )
+            parts.append(self._event(index, piece, logprobs, told))
             told = ""
         if chunk.completion is not None:
             self._done[index] = chunk.completion
             parts.append(self._closing(index, choice, chunk.completion, told))
+        elif told:
+            parts.append(self._event(index, choice.nothing, "null", told))
         return "".join(parts)
 
     def take(self, prompt: int, completion: Completion, index: int) -> None:
@@ -137,6 +143,9 @@ class Reply:
     def rate(self) -> float:
         """Tokens per second while decoding."""
         return figures.decode_rate(self._completions())
+
+    def _event(self, index: int, piece: str, logprobs: str, told: str) -> str:
+        return f'{self._opened[index]}{piece},"logprobs":{logprobs},"finish_reason":null}}]{told}}}\n\n'
 
     def _closing(self, index: int, choice: Choice, completion: Completion, told: str) -> str:
         last, reason = choice.finish(completion)
@@ -181,6 +190,8 @@ class Sources:
     tokenizer: Tokenizer
     stop: Sequence[str]
     _decoder: StreamDecoder = field(init=False)
+    _passes: int = 0
+    _drafted: int = 0
 
     def __post_init__(self) -> None:
         self._decoder = StreamDecoder(self.tokenizer, self.stop)
@@ -193,13 +204,15 @@ class Sources:
             tail = self._decoder.finish()
             pieces[-1:] = [pieces[-1] + tail] if pieces else []
             told = {"speculation": figures.speculative_decoding([chunk.completion.speculation])}
-        return {
+        found = {
             "tokens": chunk.tokens,
             "sources": chunk.sources,
             "pieces": pieces,
-            "passes": chunk.passes,
-            "drafted": chunk.drafted,
+            "passes": chunk.passes - self._passes,
+            "drafted": chunk.drafted - self._drafted,
         } | told
+        self._passes, self._drafted = chunk.passes, chunk.drafted
+        return found
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The object in a finished choice."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from paceline.server.failures import ApiError
 from paceline.server.schema import REFUSED
 
 _SHOWN_CHARACTERS = 80
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # or a whole one
+_MOST_LEVELS = 64  # more than any schema or message needs; what reads them calls itself
 
 
 class BoundedRequest(Request):
@@ -66,21 +69,42 @@ def _too_large(size: int, limit: int) -> ApiError:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON as RFC 8259 has it: UTF-8, finite numbers, and no deeper than Python's stack.
+    """Parse JSON as RFC 8259 has it: UTF-8, finite numbers, and not deep.
 
     Raises:
         ApiError: 400.
     """
     try:
-        return json.loads(data.decode("utf-8"), parse_float=_finite, parse_constant=_no_number)
+        value = json.loads(data.decode("utf-8"), parse_float=_finite, parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise _bad_json(f"it is not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise _bad_json(f"{error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise _bad_json("it is nested too deeply") from None
+        raise _bad_json(f"it is nested deeper than {_MOST_LEVELS} levels") from None
     except ValueError as error:  # a number of thousands of digits, or one that is none
         raise _bad_json(str(error).partition(":")[0]) from None
+    _refuse_depth(value)
+    if _HALF_PAIR.search(data):
+        _refuse_half_pairs(value)
+    return value
+
+
+def _refuse_depth(value: object) -> None:
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [child for children in inside for child in children]
+        if not level:
+            return
+    raise _bad_json(f"it is nested deeper than {_MOST_LEVELS} levels")
+
+
+def _refuse_half_pairs(value: object) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _bad_json("a string holds half of a surrogate pair, which is no text") from None
 
 
 def _bad_json(reason: str) -> ApiError:
