@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from paceline.server import asking, chat, completions
+from paceline.server import asking, chat, completions, page
 from paceline.server.backend import Backend, Model
 from paceline.server.failures import ApiError, from_error, plain_http
 from paceline.server.feed import Feed
@@ -150,6 +150,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.backend = Backend(settings)
     app.include_router(router)
+    app.include_router(page.router)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_error)

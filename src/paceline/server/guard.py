@@ -12,8 +12,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.server.failures import ApiError
 
-OPEN_PATHS = frozenset({"/health", "/v1/health"})
-"""Need no key: whoever watches the server has none."""
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/"})
+"""Need no key: whoever watches the server has none, and the page at / asks for it."""
 
 
 class KeyGuard:
@@ -24,12 +24,16 @@ class KeyGuard:
         self._expected = f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not _open(scope["path"]):
             given = Headers(scope=scope).get("authorization", "").encode("latin-1", "replace")
             if not hmac.compare_digest(given, self._expected):
                 await _unauthorized(bool(given)).response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith("/page/")
 
 
 def _unauthorized(given: bool) -> ApiError:

@@ -39,10 +39,9 @@ export class Answer {
     this.plot = element("canvas", { role: "img" });
     this.legend = element("ul", { className: "legend" });
     parent.append(this.body, this.warning, this.facts, this.plot, this.legend);
-    this.passes = [];
-    this.counts = new Map();
-    this.drafted = 0;
     this.clear();
+    new ResizeObserver(() => this.draw()).observe(this.plot);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
   clear() {

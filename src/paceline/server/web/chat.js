@@ -4,11 +4,13 @@ import { Refusal, stream, unreachable } from "./api.js";
 import { Answer, blank, element, note, text } from "./answer.js";
 
 const STORE = "paceline-chat";
+const RELOADED = "Interrupted by a reload.";
 const $ = (id) => document.getElementById(id);
 
 let turns = [];
 let running = null;
 let model = null;
+let leaving = false;
 
 export function setModel(name) {
   model = name;
@@ -31,6 +33,8 @@ export function begin(onLost) {
       $("ask").requestSubmit();
     }
   };
+  for (const event of ["beforeunload", "pagehide"]) addEventListener(event, () => (leaving = true));
+  addEventListener("pagehide", save);
   $("stop").onclick = stop;
   $("clear").onclick = () => {
     stop();
@@ -48,7 +52,7 @@ export function stop() {
 function restore() {
   try {
     const kept = JSON.parse(sessionStorage.getItem(STORE)) ?? [];
-    for (const turn of kept) if (turn.record && !turn.record.finish) turn.record.note ??= "Interrupted by a reload.";
+    for (const turn of kept) if (turn.record && !turn.record.finish) turn.record.note ??= RELOADED;
     return kept;
   } catch {
     return [];
@@ -104,7 +108,7 @@ async function send(asked, onLost) {
       }
     });
   } catch (error) {
-    record.note = explain(error);
+    record.note = leaving ? RELOADED : explain(error);
     if (unreachable(error)) onLost();
   }
   record.finish ??= "stopped";
@@ -123,6 +127,5 @@ export function explain(error) {
 function working(on) {
   $("stop").hidden = !on;
   $("send").disabled = on;
-  addEventListener("pagehide", save, { once: true });
   if (!on) $("message").focus();
 }

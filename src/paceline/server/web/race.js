@@ -4,9 +4,18 @@ import { stream, unreachable } from "./api.js";
 import { Answer, blank, note, tokens } from "./answer.js";
 import { explain } from "./chat.js";
 
-const PROMPT =
-  "Here is a function:\n\ndef total(items):\n    result = 0\n    for item in items:\n        result = result + item.price\n" +
-  "    return result\n\nRewrite it so that items without a price are skipped, and print the whole function again.";
+const PROMPT = `Add a docstring to every function below and print the whole file again.
+
+def area(width, height):
+    if width < 0 or height < 0:
+        raise ValueError("sides must not be negative")
+    return width * height
+
+
+def perimeter(width, height):
+    if width < 0 or height < 0:
+        raise ValueError("sides must not be negative")
+    return 2 * (width + height)`;
 const $ = (id) => document.getElementById(id);
 
 let lanes = null;
