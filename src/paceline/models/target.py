@@ -15,7 +15,7 @@ from paceline.models.config import DecoderConfig
 from paceline.models.registry import recorder
 from paceline.models.tensors import Tensors
 from paceline.native import Program, instruction_sets, packed_bytes
-from paceline.weights.gguf import GGUFFile
+from paceline.weights.source import Source
 
 PAGE_SIZE = 32
 MAX_ROWS = 512
@@ -50,7 +50,7 @@ class NativeTarget:
     @classmethod
     def load(
         cls,
-        file: GGUFFile,
+        file: Source,
         *,
         threads: int | None = None,
         max_model_len: int | None = None,
@@ -145,7 +145,7 @@ class NativeTarget:
         return self._logits
 
 
-def _vocabulary(file: GGUFFile) -> int:
+def _vocabulary(file: Source) -> int:
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
         raise ModelFileError(
@@ -184,7 +184,7 @@ class MemoryNeeds:
     cache_per_token: int
 
 
-def memory_needs(file: GGUFFile, config: DecoderConfig) -> MemoryNeeds:
+def memory_needs(file: Source, config: DecoderConfig) -> MemoryNeeds:
     """Tell from a header what a model takes. An embedding with a head of its own stays in the mapped file."""
     weights = 0
     for info in file.tensors.values():

@@ -1,4 +1,4 @@
-"""A file's tensors handed to native code, each checked and none forgotten.
+"""A model's tensors handed to native code, each checked and none forgotten.
 
 What an architecture does not ask for is refused at the end, so that no weight is ever silently ignored.
 """
@@ -9,14 +9,14 @@ import numpy as np
 
 from paceline.errors import ModelFileError, UnsupportedModelError
 from paceline.native import Program
-from paceline.weights.gguf import GGUFFile
 from paceline.weights.quants import dequantize
+from paceline.weights.source import Source
 
 
 class Tensors:
-    """Moves tensors of one file into one program."""
+    """Moves tensors of one model into one program."""
 
-    def __init__(self, file: GGUFFile, program: Program) -> None:
+    def __init__(self, file: Source, program: Program) -> None:
         self.file = file
         self._program = program
         self._taken: set[str] = set()

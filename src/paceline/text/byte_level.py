@@ -34,6 +34,13 @@ _SPLITS = {
 }
 
 
+def split_patterns(pre: str) -> tuple[str, ...]:
+    """The patterns that a pre-tokenizer isolates, one after the other."""
+    if pre not in _SPLITS:
+        raise UnsupportedModelError(f"pre-tokenizer {pre!r} is not known", suggest(pre, list(_SPLITS)))
+    return _SPLITS[pre]
+
+
 def _alphabet() -> dict[int, str]:
     """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the rest are moved above U+00FF."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -52,14 +59,13 @@ class ByteLevelBPE:
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         pre = required(metadata, "pre", str)
-        if pre not in _SPLITS:
-            raise UnsupportedModelError(f"pre-tokenizer {pre!r} is not known", suggest(pre, list(_SPLITS)))
+        patterns = split_patterns(pre)
         self._vocabulary = vocabulary
         ids = vocabulary.spellings()
         self._unspelled = missing_bytes(vocabulary)
         # Llama 3 takes a whole word that is a token without walking the merges to it.
-        self._tokenizer = Tokenizer(_bpe(ids, _merges(metadata), ignore_merges=_SPLITS[pre] is _LLAMA3))
-        self._tokenizer.pre_tokenizer = _pre_tokenizer(_SPLITS[pre])
+        self._tokenizer = Tokenizer(_bpe(ids, _merges(metadata), ignore_merges=patterns is _LLAMA3))
+        self._tokenizer.pre_tokenizer = _pre_tokenizer(patterns)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, which must be valid Unicode."""
