@@ -153,7 +153,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(page.router)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(Exception, _on_error)
     if settings.api_key is not None:
         app.add_middleware(KeyGuard, key=settings.api_key)
     if settings.cors_origins:
@@ -232,7 +231,3 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return invalid(error, BODIES, request.url.path).response()
-
-
-async def _on_error(_: Request, error: Exception) -> Response:
-    return from_error(error).response()

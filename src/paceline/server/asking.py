@@ -25,6 +25,7 @@ from paceline.server.schema import (
     Tool,
 )
 from paceline.server.wire import shown
+from paceline.text.grammar import Kind, compile_constraint
 
 _PLAIN = [f.name for f in fields(SamplingParams) if f.name not in ("logit_bias", "logprobs")]
 _MOST_PROMPTS = 1024
@@ -200,8 +201,6 @@ def _constraint(body: Sampling, model: Model) -> Constraint | None:
     if len(found) > 1:
         names = " and ".join(name for name, _, _ in found)
         raise _bad(found[1][0], f"{names} were both given; the text can follow only one")
-    from paceline.text.grammar import compile_constraint
-
     name, kind, source = found[0]
     try:
         return compile_constraint(kind, source, model.llm.tokenizer)
@@ -209,9 +208,9 @@ def _constraint(body: Sampling, model: Model) -> Constraint | None:
         raise _bad(name, f"{name}: {error.message}; {error.hint}") from None
 
 
-def _guides(body: Sampling) -> list[tuple[str, str, Any]]:
+def _guides(body: Sampling) -> list[tuple[str, Kind, Any]]:
     """(field, kind of constraint, its source) of all that were given."""
-    found: list[tuple[str, str, Any]] = [
+    found: list[tuple[str, Kind, Any]] = [
         ("grammar", "grammar", body.grammar),
         ("guided_json", "json_schema", body.guided_json),
         ("guided_regex", "regex", body.guided_regex),
@@ -219,7 +218,7 @@ def _guides(body: Sampling) -> list[tuple[str, str, Any]]:
         ("guided_grammar", "grammar", body.guided_grammar),
     ]
     if (outputs := body.structured_outputs) is not None:
-        inside = [
+        inside: list[tuple[str, Kind, Any]] = [
             ("json", "json_schema", outputs.json_),
             ("json_object", "json_object", outputs.json_object or None),
             ("regex", "regex", outputs.regex),
@@ -232,7 +231,7 @@ def _guides(body: Sampling) -> list[tuple[str, str, Any]]:
     return [guide for guide in found if guide[2] is not None]
 
 
-def _response_format(form: ResponseFormat) -> tuple[str, str, Any]:
+def _response_format(form: ResponseFormat) -> tuple[str, Kind, Any]:
     if form.type == "json_schema":
         if form.json_schema is None or form.json_schema.schema_ is None:
             raise _bad("response_format", "response_format.json_schema.schema is missing")

@@ -12,6 +12,7 @@ from paceline.engine.service import Service
 from paceline.server.failures import RETRY_AFTER_S, ApiError
 from paceline.server.metrics import Metrics
 from paceline.server.settings import Settings
+from paceline.text import grammar
 
 _FILE_DEFAULTS = {
     "general.sampling.temp": "temperature",
@@ -68,6 +69,7 @@ class Backend:
         service = Service(llm, **limits)  # type: ignore[arg-type]
         self.metrics.watch(service)
         self._model = Model(llm, service, file_defaults(metadata or {}))
+        grammar.prepare(llm.tokenizer)
 
     def end(self) -> None:
         """Refuse new requests; what runs goes on."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from paceline.errors import suggest
-from paceline.server.failures import ApiError
+from paceline.server.failures import ApiError, from_error
 from paceline.server.schema import REFUSED
+
+_log = logging.getLogger("paceline.server")
 
 _SHOWN_CHARACTERS = 80
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # or a whole one
@@ -52,13 +55,19 @@ class BoundedRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that reads its body as `BoundedRequest` does."""
+    """A route that reads its body as `BoundedRequest` does, and answers a failure of ours with a 500."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
-            return await handler(BoundedRequest(request.scope, request.receive))
+            try:
+                return await handler(BoundedRequest(request.scope, request.receive))
+            except (HTTPException, RequestValidationError):
+                raise
+            except Exception as error:
+                _log.exception("a request failed")
+                return from_error(error).response()
 
         return bounded
 
@@ -91,13 +100,17 @@ def parse_json(data: bytes) -> Any:
 
 
 def _refuse_depth(value: object) -> None:
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(_MOST_LEVELS + 1):
-        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        inside = [one.values() if isinstance(one, dict) else one for one in level if _is_container(one)]
         level = [child for children in inside for child in children]
         if not level:
             return
     raise _bad_json(f"it is nested deeper than {_MOST_LEVELS} levels")
+
+
+def _is_container(value: object) -> TypeGuard[dict[str, Any] | list[Any]]:
+    return isinstance(value, dict | list)
 
 
 def _refuse_half_pairs(value: object) -> None:
