@@ -21,8 +21,19 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from paceline.core import Mask
 from paceline.errors import RequestError, ResourceError, suggest
 from paceline.text import grammar_worker
+from paceline.text.grammar_worker import STYLE
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.worker import Worker, out_of_time
+
+__all__ = [
+    "STYLE",
+    "GrammarConstraint",
+    "Kind",
+    "compile_constraint",
+    "compile_tools",
+    "prepare",
+    "schema_text",
+]
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
@@ -38,6 +49,7 @@ _NAMES: dict[str, tuple[str, str]] = {
         "it is matched as a whole; anchors, look-around and back-references are not supported",
     ),
     "choice": ("list of choices", "give fewer or shorter ones"),
+    "tools": ("description of the tools", "simplify their schemas; see docs/structured.md"),
     "grammar": ("grammar", "give Lark, as llguidance reads it, or llama.cpp's GBNF"),
 }
 
@@ -60,6 +72,11 @@ def compile_constraint(kind: Kind, source: Any, tokenizer: Tokenizer) -> Grammar
             f"there is no constraint of kind {kind!r}", suggest(str(kind), list(get_args(Kind)))
         )
     return GrammarConstraint(_compiler(tokenizer).compile(kind, _checked(kind, source)))
+
+
+def compile_tools(source: str, tokenizer: Tokenizer) -> GrammarConstraint:
+    """Compile the grammar of calls whose arguments follow schemas from outside. Raises RequestError."""
+    return GrammarConstraint(_compiler(tokenizer).compile("tools", _checked("tools", source)))
 
 
 def prepare(tokenizer: Tokenizer) -> None:
@@ -152,7 +169,7 @@ class GrammarConstraint:
 class _Compiled:
     """One grammar, compiled: hands out matchers that stand at its start."""
 
-    def __init__(self, kind: Kind, prototype: LLMatcher, vocabulary: _Vocabulary) -> None:
+    def __init__(self, kind: str, prototype: LLMatcher, vocabulary: _Vocabulary) -> None:
         self.kind = kind
         self.end = vocabulary.end
         self.ends = vocabulary.ends
@@ -207,7 +224,7 @@ class _Compiler:
         with self._lock:
             self._running()
 
-    def compile(self, kind: Kind, source: Any) -> _Compiled:
+    def compile(self, kind: str, source: Any) -> _Compiled:
         key = kind, json.dumps(source)
         with self._lock:
             if (found := self._cache.get(key)) is None:
@@ -217,7 +234,7 @@ class _Compiler:
             self._cache.move_to_end(key)
             return found
 
-    def _make(self, kind: Kind, source: Any) -> _Compiled:
+    def _make(self, kind: str, source: Any) -> _Compiled:
         # Any JSON object is no source from outside.
         grammar = (
             grammar_worker.grammar_text(kind, source) if kind == "json_object" else self._try(kind, source)
@@ -227,7 +244,7 @@ class _Compiler:
             raise _refused(kind, grammar_worker.reason(prototype))
         return _Compiled(kind, prototype, self._vocabulary)
 
-    def _try(self, kind: Kind, source: Any) -> str:
+    def _try(self, kind: str, source: Any) -> str:
         """Compile in the worker; returns what llguidance calls the grammar."""
         self._running()
         self._worker.send(json.dumps({"kind": kind, "source": source}))
@@ -258,12 +275,12 @@ def _compiler(tokenizer: Tokenizer) -> _Compiler:
         return found
 
 
-def _refused(kind: Kind, why: str) -> RequestError:
+def _refused(kind: str, why: str) -> RequestError:
     name, hint = _NAMES[kind]
     return RequestError(f"the {name} cannot be used: {why}", hint)
 
 
-def _checked(kind: Kind, source: Any) -> Any:
+def _checked(kind: str, source: Any) -> Any:
     """The source, of the right type and size, as JSON can carry it."""
     name, _ = _NAMES[kind]
     if kind == "json_object":
@@ -271,7 +288,7 @@ def _checked(kind: Kind, source: Any) -> Any:
     if kind == "choice":
         source = _choices(source)
     elif kind == "json_schema":
-        source = _schema(source)
+        source = schema_text(source)
     elif not isinstance(source, str):
         raise RequestError(f"the {name} is of type {type(source).__name__}", "give a string")
     size = len(source) if isinstance(source, str) else sum(map(len, source))
@@ -291,8 +308,8 @@ def _choices(source: Any) -> list[str]:
     return list(dict.fromkeys(source))
 
 
-def _schema(source: Any) -> str:
-    """The schema as JSON text of an object."""
+def schema_text(source: Any) -> str:
+    """A schema, given as it is or as JSON text, as JSON text of an object. Raises RequestError."""
     if isinstance(source, str):
         try:
             source = json.loads(source)

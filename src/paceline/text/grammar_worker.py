@@ -55,8 +55,8 @@ def grammar_text(kind: str, source: Any) -> str:
     if kind == "choice":
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in source)
         return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}"))
-    assert kind == "grammar", kind
-    return str(LLMatcher.grammar_from_lark(any_to_lark(source)))
+    lark = any_to_lark(source) if kind == "grammar" else source
+    return str(LLMatcher.grammar_from_lark(lark))
 
 
 def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
