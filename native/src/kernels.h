@@ -37,6 +37,8 @@ struct AttentionPart {
   int blocks, dim, queries;
   const float* const* q;      // [queries] -> [dim], already scaled
   const int* visible;         // [queries] positions visible within this segment, may be <= 0
+  const int* hidden;          // [queries] of these, how many a window hides again from the start on, may be <= 0
+  float cap;                  // scores s become cap * tanh(s / cap), unless it is 0
   float* scores;              // scratch [queries][256]
   float *best, *sum, *out;    // results [queries], [queries], [queries][dim]
 };
@@ -56,7 +58,10 @@ struct Kernels {
                    const ActTileOut& out, int rows);
   // One group: silu(gate) * up, quantised; two blocks of results each, [r][16].
   void (*swiglu)(const float* const* gate, const float* const* up, const ActTileOut& out, int rows);
+  // The same with gelu(gate) in its form with tanh.
+  void (*geglu)(const float* const* gate, const float* const* up, const ActTileOut& out, int rows);
   void (*highest)(const float* y, int rows, float* out);  // of each row of 16
+  void (*cap)(float* y, int rows, float limit);           // y = limit * tanh(y / limit) for rows of 16
   // out[r * stride] (+)= y[r] + bias for rows of 16; bias may be null.
   void (*deliver)(const float* y, const float* bias, float* out, int64_t stride, int rows, bool add);
   void (*attention)(const AttentionPart&);

@@ -251,17 +251,33 @@ float rms_factor(const float* x, int64_t n, float eps) {
   return 1.0f / std::sqrt(reduce_add(add(even, odd)) / static_cast<float>(n) + eps);
 }
 
-inline VF gated(VF gate, VF up) { return mul(div(gate, add(set1(1.0f), exp(sub(set1(0.0f), gate)))), up); }
+inline VF silu(VF x) { return div(x, add(set1(1.0f), exp(sub(set1(0.0f), x)))); }
 
-void swiglu(const float* const* gate, const float* const* up, const ActTileOut& out, int rows) {
+// x / 2 (1 + tanh u) = x / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3); arXiv:1606.08415.
+inline VF gelu(VF x) {
+  VF u = mul(x, fma(mul(x, x), set1(2 * 0.7978845608f * 0.044715f), set1(2 * 0.7978845608f)));
+  return div(x, add(set1(1.0f), exp(sub(set1(0.0f), u))));
+}
+
+inline VF tanh(VF x) { return sub(set1(1.0f), div(set1(2.0f), add(set1(1.0f), exp(add(x, x))))); }
+
+template <VF (*F)(VF)>
+void gated(const float* const* gate, const float* const* up, const ActTileOut& out, int rows) {
   const ActTileOut t = out;
-  for (int r = 0; r < rows; ++r)
-    quantize_group(gated(load(gate[0] + kLanes * r), load(up[0] + kLanes * r)),
-                   gated(load(gate[1] + kLanes * r), load(up[1] + kLanes * r)), t, 0, rows, r);
+  for (int r = 0; r < rows; ++r) {
+    int64_t at = kLanes * r;
+    quantize_group(mul(F(load(gate[0] + at)), load(up[0] + at)), mul(F(load(gate[1] + at)), load(up[1] + at)), t, 0, rows, r);
+  }
 }
 
 void highest(const float* y, int rows, float* out) {
   for (int r = 0; r < rows; ++r) out[r] = reduce_max(load(y + kLanes * r));
+}
+
+inline VF capped(VF x, VF limit) { return mul(limit, tanh(div(x, limit))); }
+
+void cap(float* y, int rows, float limit) {
+  for (int r = 0; r < rows; ++r, y += kLanes) store(y, capped(load(y), set1(limit)));
 }
 
 void deliver(const float* y, const float* bias, float* out, int64_t stride, int rows, bool add_to) {
@@ -292,8 +308,9 @@ void scores_of(const AttentionPart& p, int first) {
     }
     for (int i = 0; i < N; ++i) {
       float* s = p.scores + (first + i) * kSegment + kLanes * b;
-      store(s, acc[i]);
+      store(s, p.cap == 0.0f ? acc[i] : capped(acc[i], set1(p.cap)));
       for (int lane = std::max(0, p.visible[first + i] - kLanes * b); lane < kLanes; ++lane) s[lane] = -INFINITY;
+      for (int lane = std::min(kLanes, p.hidden[first + i] - kLanes * b); lane-- > 0;) s[lane] = -INFINITY;
     }
   }
 }
@@ -405,6 +422,6 @@ uint64_t read(const uint64_t* words, size_t n) {
 
 }  // namespace
 
-const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, rms_factor, quantize, swiglu, highest, deliver, attention, merge, finish, store_half16, read};
+const Kernels kKernels = {PACELINE_NAME, kMaxTile, tile_fn, rms_factor, quantize, gated<silu>, gated<gelu>, highest, cap, deliver, attention, merge, finish, store_half16, read};
 
 }  // namespace paceline::PACELINE_NS

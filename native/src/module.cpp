@@ -157,12 +157,13 @@ NB_MODULE(_core, m) {
       .def("norm", &Program::norm, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("out"))
       .def("quantize", &Program::quantize, nb::arg("source"), nb::arg("out"))
       .def("linear", &Program::linear, nb::arg("source"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("add") = false)
-      .def("swiglu", &Program::swiglu, nb::arg("source"), nb::arg("gate"), nb::arg("up"), nb::arg("out"))
+      .def("norm_add", &Program::norm_add, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("to"))
+      .def("gated", &Program::gated, nb::arg("source"), nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("gelu") = false)
       .def("angles", &Program::angles, nb::arg("frequencies"), nb::arg("magnitude") = 1.0f)
       .def("rope", &Program::rope, nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("angles"), nb::arg("interleaved"),
-           nb::arg("query_scale"))
-      .def("attention", &Program::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"))
-      .def("head", &Program::head, nb::arg("source"), nb::arg("weight"))
+           nb::arg("query_scale"), nb::arg("q_gamma") = -1, nb::arg("k_gamma") = -1, nb::arg("eps") = 0.0f)
+      .def("attention", &Program::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"), nb::arg("window") = 0, nb::arg("cap") = 0.0f)
+      .def("head", &Program::head, nb::arg("source"), nb::arg("weight"), nb::arg("cap") = 0.0f)
       .def("run", &run, nb::arg("tokens"), nb::arg("positions"), nb::arg("slots"), nb::arg("parents"), nb::arg("sequences"),
            nb::arg("tables"), nb::arg("wanted"), nb::arg("argmax"), nb::arg("logits").none())
       .def("move",

@@ -235,6 +235,26 @@ class NormOp : public Op {
   int parts_ = 1;
 };
 
+// out += in normalised.
+class NormAddOp : public Op {
+ public:
+  NormAddOp(Buffer& in, const std::vector<float>& gamma, float eps, Buffer& out) : Op("norm"), in_(in), gamma_(gamma), eps_(eps), out_(out) {}
+  Cut plan(Program& p) override { return {p.row_count(out_.wanted), 1}; }
+  void work(Program& p, int, int first, int last) override {
+    for (int r = first; r < last; ++r) {
+      const float *x = in_.row(r), *gamma = gamma_.data();
+      float *out = out_.row(r), factor = p.kernels_.rms_factor(x, in_.width, eps_);
+      for (int64_t i = 0; i < in_.width; ++i) out[i] += x[i] * factor * gamma[i];
+    }
+  }
+
+ private:
+  Buffer& in_;
+  const std::vector<float>& gamma_;
+  float eps_;
+  Buffer& out_;
+};
+
 struct Part { const Weight* w; Tiles tiles; const std::vector<float>* bias; Buffer* out; int first_block; };
 
 class LinearOp : public Op {
@@ -286,11 +306,12 @@ class LinearOp : public Op {
   bool add_;
 };
 
-// out = quantise(silu(gate . x) * (up . x)): two blocks make one group of 32 for the next matrix.
-class SwigluOp : public Op {
+// out = quantise(activation(gate . x) * (up . x)): two blocks make one group of 32 for the next matrix.
+class GatedOp : public Op {
  public:
-  SwigluOp(const Program& p, Acts& in, const Weight& gate, const Weight& up, Acts& out)
-      : Op("swiglu"), in_(in), gate_(gate), gate_tiles_(p, gate), up_tiles_(p, up), out_(out) {}
+  GatedOp(const Program& p, Acts& in, const Weight& gate, const Weight& up, Acts& out, bool gelu)
+      : Op(gelu ? "geglu" : "swiglu"), activate_(gelu ? p.kernels_.geglu : p.kernels_.swiglu), in_(in), gate_(gate), gate_tiles_(p, gate),
+        up_tiles_(p, up), out_(out) {}
   Cut plan(Program& p) override {
     auto groups = static_cast<int>(gate_.blocks()) / 2;
     return {groups, chunk_of(p, groups, 4 * gate_.block_bytes)};
@@ -307,11 +328,12 @@ class SwigluOp : public Op {
       up_tiles_(2 * g, 2 * groups, in_, first, n, up);
       for (int i = 0; i < groups; ++i) {
         const float *gates[2] = {gate[2 * i], gate[2 * i + 1]}, *ups[2] = {up[2 * i], up[2 * i + 1]};
-        p.kernels_.swiglu(gates, ups, out_.out(first, g + i, n), n);
+        activate_(gates, ups, out_.out(first, g + i, n), n);
       }
     });
   }
 
+  decltype(Kernels::swiglu) activate_;
   Acts& in_;
   const Weight& gate_;
   Tiles gate_tiles_, up_tiles_;
@@ -338,12 +360,18 @@ class AnglesOp : public Op {
   Angles& angles_;
 };
 
+// Norms of single heads, or none.
+struct HeadNorms {
+  const std::vector<float>*q = nullptr, *k = nullptr;
+  float eps = 0;
+};
+
 // Turns queries and keys and files keys and values. A unit is one kv head of up to 32 rows: neighbouring
 // positions share cache lines of the key blocks.
 class RopeOp : public Op {
  public:
-  RopeOp(int layer, Buffer& q, Buffer& k, Buffer& v, const Angles& angles, bool interleaved, float query_scale)
-      : Op("rope"), layer_(layer), q_(q), k_(k), v_(v), angles_(angles), interleaved_(interleaved), query_scale_(query_scale) {}
+  RopeOp(int layer, Buffer& q, Buffer& k, Buffer& v, const Angles& angles, bool interleaved, float query_scale, HeadNorms norms)
+      : Op("rope"), layer_(layer), q_(q), k_(k), v_(v), angles_(angles), interleaved_(interleaved), query_scale_(query_scale), norms_(norms) {}
   Cut plan(Program& p) override { return {(p.rows_.count + kRows - 1) / kRows * p.shape_.kv_heads, 1}; }
   void work(Program& p, int, int first, int last) override {
     for (int u = first; u < last; ++u) {
@@ -355,6 +383,11 @@ class RopeOp : public Op {
  private:
   static constexpr int kRows = 32, kLanes = 16;
 
+  void normalize(Program& p, float* x, const std::vector<float>* gamma) const {
+    if (!gamma) return;
+    float factor = p.kernels_.rms_factor(x, p.shape_.head_dim, norms_.eps);
+    for (int d = 0; d < p.shape_.head_dim; ++d) x[d] = x[d] * factor * (*gamma)[static_cast<size_t>(d)];
+  }
   void rotate(float* x, const float* angles) const {
     auto half = static_cast<int>(angles_.frequencies.size());
     const float *cosine = angles, *sine = angles + half;
@@ -373,11 +406,15 @@ class RopeOp : public Op {
     const float* angles = angles_.row(r);
     int group = s.heads / s.kv_heads, dim = s.head_dim;
     float* q = q_.row(r) + h * group * dim;
-    for (int i = 0; i < group; ++i) rotate(q + i * dim, angles);
+    for (int i = 0; i < group; ++i) {
+      normalize(p, q + i * dim, norms_.q);
+      rotate(q + i * dim, angles);
+    }
     for (int d = 0; d < group * dim; ++d) q[d] *= query_scale_;
 
     int slot = p.rows_.slots[r], page = p.page_of(r, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
     float* k = k_.row(r) + h * dim;
+    normalize(p, k, norms_.k);
     rotate(k, angles);
     uint16_t *keys = p.k_block(layer_, page, h, block), *values = p.v_block(layer_, page, h, block) + lane * dim;
     alignas(64) uint16_t halves[kLanes];
@@ -393,18 +430,25 @@ class RopeOp : public Op {
   const Angles& angles_;
   bool interleaved_;
   float query_scale_;
+  HeadNorms norms_;
 };
 
 // Context is walked in segments of 256 positions, fixed by absolute position, and folded in order. Whether the
 // segments of a row are computed by one member or by several therefore does not change a bit.
 class AttentionOp : public Op {
  public:
-  AttentionOp(int layer, Buffer& q, Buffer& out) : Op("attention"), layer_(layer), q_(q), out_(out) {}
+  AttentionOp(int layer, Buffer& q, Buffer& out, int window, float cap)
+      : Op("attention"), layer_(layer), q_(q), out_(out), window_(window), cap_(cap) {}
 
   Cut plan(Program& p) override {
     const Shape& s = p.shape_;
-    segments_ = 1;
-    for (const RowTile& t : p.tiles_) segments_ = std::max(segments_, p.rows_.positions[t.first + t.count - 1] / kSegment + 1);
+    first_segment_ = std::numeric_limits<int>::max();
+    int end = 0;
+    for (const RowTile& t : p.tiles_) {
+      first_segment_ = std::min(first_segment_, first_seen(p, t.first) / kSegment);
+      end = std::max(end, p.rows_.positions[t.first + t.count - 1] / kSegment + 1);
+    }
+    segments_ = end - first_segment_;
     int units = static_cast<int>(p.tiles_.size()) * s.kv_heads;
     auto parts = static_cast<size_t>(p.rows_.count * s.heads * segments_) * static_cast<size_t>(s.head_dim + 2);
     split_ = segments_ > 1 && units < 4 * p.threads() && units % p.threads() && parts <= kMostParts;
@@ -413,7 +457,7 @@ class AttentionOp : public Op {
   }
   void work(Program& p, int, int u, int) override {
     int pieces = split_ ? segments_ : 1, unit_of = u / pieces;
-    unit(p, p.tiles_[static_cast<size_t>(unit_of / p.shape_.kv_heads)], unit_of % p.shape_.kv_heads, split_ ? u % pieces : -1);
+    unit(p, p.tiles_[static_cast<size_t>(unit_of / p.shape_.kv_heads)], unit_of % p.shape_.kv_heads, split_ ? first_segment_ + u % pieces : -1);
   }
   // The second half of a split pass, as an op of its own: folds what the units left.
   int folds(const Program& p) const { return split_ ? p.rows_.count * p.shape_.heads : 0; }
@@ -422,9 +466,10 @@ class AttentionOp : public Op {
     thread_local std::vector<float> total;
     total.resize(static_cast<size_t>(s.head_dim));
     float best = 0, sum = 0;
-    for (int seg = 0; seg <= p.rows_.positions[row] / kSegment; ++seg) {
+    int from = first_seen(p, row) / kSegment;
+    for (int seg = from; seg <= p.rows_.positions[row] / kSegment; ++seg) {
       const float* part = part_at(p, row, head, seg);
-      p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == 0);
+      p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == from);
     }
     p.kernels_.finish(total.data(), sum, out_.row(row) + head * s.head_dim, s.head_dim);
   }
@@ -437,7 +482,7 @@ class AttentionOp : public Op {
   struct Scratch {
     std::vector<float> scores, best, sum, out, total_best, total_sum, total;
     std::vector<const float*> q;
-    std::vector<int> visible;
+    std::vector<int> visible, hidden;
     std::vector<uint16_t> tail;
     const uint16_t *k[kBlocks], *v[kBlocks];
     void resize(int queries, int dim) {
@@ -447,8 +492,11 @@ class AttentionOp : public Op {
       for (auto* x : {&out, &total}) x->resize(n * static_cast<size_t>(dim));
       q.resize(n);
       visible.resize(n);
+      hidden.resize(n);
     }
   };
+
+  int first_seen(const Program& p, int row) const { return window_ == 0 ? 0 : std::max(0, p.rows_.positions[row] + 1 - window_); }
 
   // Rows of `tile` against kv head h; one segment into parts_, or all of them into the output.
   void unit(Program& p, const RowTile& tile, int h, int only) {
@@ -459,16 +507,17 @@ class AttentionOp : public Op {
     for (int i = 0; i < queries; ++i)
       scratch.q[static_cast<size_t>(i)] = q_.row(tile.first + i / group) + (h * group + i % group) * dim;
     if (!tile.tree_slots.empty()) gather(p, tile, h, scratch);
-    int last = p.rows_.positions[tile.first + tile.count - 1] / kSegment;
-    for (int seg = only < 0 ? 0 : only; seg <= (only < 0 ? last : std::min(only, last)); ++seg) {
+    int from = first_seen(p, tile.first) / kSegment, last = p.rows_.positions[tile.first + tile.count - 1] / kSegment;
+    for (int seg = std::max(from, only); seg <= (only < 0 ? last : std::min(only, last)); ++seg) {
       segment(p, tile, h, seg, queries, scratch);
       for (int i = 0; i < queries; ++i) {
         auto n = static_cast<size_t>(i);
         if (scratch.visible[n] <= 0) continue;
         const float* out = scratch.out.data() + i * dim;
         if (only < 0) {
+          bool fresh = seg == first_seen(p, tile.first + i / group) / kSegment;
           p.kernels_.merge(&scratch.total_best[n], &scratch.total_sum[n], scratch.total.data() + i * dim, scratch.best[n],
-                           scratch.sum[n], out, dim, seg == 0);
+                           scratch.sum[n], out, dim, fresh);
         } else {
           float* part = part_at(p, tile.first + i / group, h * group + i % group, seg);
           part[0] = scratch.best[n];
@@ -485,9 +534,14 @@ class AttentionOp : public Op {
 
   void segment(Program& p, const RowTile& tile, int h, int seg, int queries, Scratch& scratch) {
     const Shape& s = p.shape_;
-    int group = s.heads / s.kv_heads, start = seg * kSegment;
-    int end = std::min(start + kSegment, p.rows_.positions[tile.first + tile.count - 1] + 1);
-    for (int i = 0; i < queries; ++i) scratch.visible[static_cast<size_t>(i)] = p.rows_.positions[tile.first + i / group] + 1 - start;
+    // Blocks that no row sees any more are left out: what is hidden adds exact zeros.
+    int group = s.heads / s.kv_heads, start = std::max(seg * kSegment, first_seen(p, tile.first) / kLanes * kLanes);
+    int end = std::min(seg * kSegment + kSegment, p.rows_.positions[tile.first + tile.count - 1] + 1);
+    for (int i = 0; i < queries; ++i) {
+      int row = tile.first + i / group, hidden = first_seen(p, row) - start;
+      scratch.hidden[static_cast<size_t>(i)] = hidden;
+      scratch.visible[static_cast<size_t>(i)] = hidden < end - start ? p.rows_.positions[row] + 1 - start : 0;
+    }
     int blocks = (end - start + kLanes - 1) / kLanes, tail_block = tile.base / kLanes;
     for (int b = 0; b < blocks; ++b) {
       int absolute = start / kLanes + b;
@@ -501,8 +555,8 @@ class AttentionOp : public Op {
       scratch.k[b] = p.k_block(layer_, page, h, slot % s.page_size / kLanes);
       scratch.v[b] = p.v_block(layer_, page, h, slot % s.page_size / kLanes);
     }
-    p.kernels_.attention({scratch.k, scratch.v, blocks, s.head_dim, queries, scratch.q.data(), scratch.visible.data(),
-                          scratch.scores.data(), scratch.best.data(), scratch.sum.data(), scratch.out.data()});
+    p.kernels_.attention({scratch.k, scratch.v, blocks, s.head_dim, queries, scratch.q.data(), scratch.visible.data(), scratch.hidden.data(),
+                          cap_, scratch.scores.data(), scratch.best.data(), scratch.sum.data(), scratch.out.data()});
   }
 
   // The blocks of a tree row from its first provisional position on, put into position order.
@@ -524,13 +578,15 @@ class AttentionOp : public Op {
   float* part_at(Program& p, int row, int head, int seg) const {
     const Shape& s = p.shape_;
     auto index = (static_cast<size_t>(row) * static_cast<size_t>(s.heads) + static_cast<size_t>(head)) * static_cast<size_t>(segments_);
-    return p.attention_parts_.data() + (index + static_cast<size_t>(seg)) * static_cast<size_t>(s.head_dim + 2);
+    return p.attention_parts_.data() + (index + static_cast<size_t>(seg - first_segment_)) * static_cast<size_t>(s.head_dim + 2);
   }
 
   int layer_;
   Buffer &q_, &out_;
+  int window_;
+  float cap_;
   bool split_ = false;
-  int segments_ = 1;
+  int first_segment_ = 0, segments_ = 1;
 };
 
 class FoldOp : public Op {
@@ -547,8 +603,8 @@ class FoldOp : public Op {
 
 class HeadOp : public Op {
  public:
-  HeadOp(const Program& p, Acts& in, const Weight& w)
-      : Op("head"), in_(in), w_(w), tiles_(p, w), best_(static_cast<size_t>(p.threads())) {}
+  HeadOp(const Program& p, Acts& in, const Weight& w, float cap)
+      : Op("head"), in_(in), w_(w), tiles_(p, w), cap_(cap), best_(static_cast<size_t>(p.threads())) {}
   Cut plan(Program& p) override {
     for (auto& b : best_) b.assign(static_cast<size_t>(p.rows_.wanted_count), {-std::numeric_limits<float>::infinity(), -1});
     auto blocks = static_cast<int>(w_.blocks());
@@ -582,6 +638,7 @@ class HeadOp : public Op {
   void block(Program& p, int64_t first_id, int first, int n, float* result, Best* best) {
     float highest[8];
     int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, w_.rows - first_id));
+    if (cap_ != 0.0f) p.kernels_.cap(result, n, cap_);
     for (int r = 0; r < n; ++r)
       for (int i = lanes; i < kBlockRows; ++i) result[r * kBlockRows + i] = -std::numeric_limits<float>::infinity();
     p.kernels_.highest(result, n, highest);
@@ -603,6 +660,7 @@ class HeadOp : public Op {
   Acts& in_;
   const Weight& w_;
   Tiles tiles_;
+  float cap_;
   std::vector<std::vector<Best>> best_;
 };
 
@@ -713,13 +771,17 @@ void Program::linear(int in, const std::vector<int>& weights, const std::vector<
   ops_.push_back(std::make_unique<LinearOp>(a, std::move(parts), add));
 }
 
-void Program::swiglu(int in, int gate, int up, int out) {
+void Program::norm_add(int in, int gamma, float eps, int to) {
+  ops_.push_back(std::make_unique<NormAddOp>(at(buffers_, in), vectors_.at(static_cast<size_t>(gamma)), eps, at(buffers_, to)));
+}
+
+void Program::gated(int in, int gate, int up, int out, bool gelu) {
   Acts& a = at(acts_, in);
   const Weight &g = at(weights_, gate), &u = at(weights_, up);
   a.serve(g, shape_.max_rows);
   a.serve(u, shape_.max_rows);
   pass_bytes_ += g.bytes() + u.bytes();
-  ops_.push_back(std::make_unique<SwigluOp>(*this, a, g, u, at(acts_, out)));
+  ops_.push_back(std::make_unique<GatedOp>(*this, a, g, u, at(acts_, out), gelu));
 }
 
 int Program::angles(std::vector<double> frequencies, float magnitude) {
@@ -732,25 +794,26 @@ int Program::angles(std::vector<double> frequencies, float magnitude) {
   return static_cast<int>(angles_.size()) - 1;
 }
 
-void Program::rope(int layer, int q, int k, int v, int angles, bool interleaved, float query_scale) {
+void Program::rope(int layer, int q, int k, int v, int angles, bool interleaved, float query_scale, int q_gamma, int k_gamma, float eps) {
+  auto gamma = [&](int i) { return i < 0 ? nullptr : &vectors_.at(static_cast<size_t>(i)); };
   ops_.push_back(std::make_unique<RopeOp>(layer, at(buffers_, q), at(buffers_, k), at(buffers_, v), at(angles_, angles), interleaved,
-                                          query_scale));
+                                          query_scale, HeadNorms{gamma(q_gamma), gamma(k_gamma), eps}));
 }
 
-void Program::attention(int layer, int q, int out) {
-  auto op = std::make_unique<AttentionOp>(layer, at(buffers_, q), at(buffers_, out));
+void Program::attention(int layer, int q, int out, int window, float cap) {
+  auto op = std::make_unique<AttentionOp>(layer, at(buffers_, q), at(buffers_, out), window, cap);
   auto fold = std::make_unique<FoldOp>(*op);
   ops_.push_back(std::move(op));
   ops_.push_back(std::move(fold));
 }
 
-void Program::head(int in, int weight) {
+void Program::head(int in, int weight, float cap) {
   Acts& a = at(acts_, in);
   const Weight& w = at(weights_, weight);
   a.serve(w, shape_.max_rows);
   pass_bytes_ += w.bytes();
   vocabulary_ = w.rows;
-  auto op = std::make_unique<HeadOp>(*this, a, w);
+  auto op = std::make_unique<HeadOp>(*this, a, w, cap);
   auto decide = std::make_unique<DecideOp>(*op);
   ops_.push_back(std::move(op));
   ops_.push_back(std::move(decide));

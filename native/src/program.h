@@ -135,11 +135,17 @@ class Program {
   void quantize(int in, int out);
   // parts: (weight, bias vector or -1, destination buffer); add: destination += result
   void linear(int in, const std::vector<int>& weights, const std::vector<int>& biases, const std::vector<int>& outs, bool add);
-  void swiglu(int in, int gate, int up, int out);
+  // out = quantised activation(gate . in) * (up . in); the activation is silu or gelu
+  void gated(int in, int gate, int up, int out, bool gelu);
+  // to += norm(in)
+  void norm_add(int in, int gamma, float eps, int to);
   int angles(std::vector<double> frequencies, float magnitude);
-  void rope(int layer, int q, int k, int v, int angles, bool interleaved, float query_scale);
-  void attention(int layer, int q, int out);
-  void head(int in, int weight);
+  // Turns queries and keys, each head first normalised where gammas [head_dim] are given (else -1), and files keys
+  // and values in the cache.
+  void rope(int layer, int q, int k, int v, int angles, bool interleaved, float query_scale, int q_gamma, int k_gamma, float eps);
+  // window: positions a row sees, its own included, or 0 for all; cap: see AttentionPart
+  void attention(int layer, int q, int out, int window, float cap);
+  void head(int in, int weight, float cap);
 
   void run(const Rows& rows);
   void move(const int32_t* table, const int32_t* from, const int32_t* to, int count);

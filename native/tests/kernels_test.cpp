@@ -163,8 +163,8 @@ void broken_weights_are_noticed() {
   }
 }
 
-// One segment of 5 blocks against a plain softmax; query i sees i * 9 + 1 positions.
-void attention() {
+// One segment of 5 blocks against a plain softmax; query i sees the positions from i * window to i * 9 + 1.
+void attention(int window, float cap) {
   for (int dim : {16, 80, 128})
     for (const std::string& isa : instruction_sets()) {
       constexpr int kBlocks = 5, kQueries = 9;
@@ -175,22 +175,24 @@ void attention() {
         for (uint16_t& h : *a) h = float_to_half(random.unit());
       std::vector<std::vector<float>> q(kQueries, std::vector<float>(static_cast<size_t>(dim)));
       const float* q_at[kQueries];
-      int visible[kQueries];
+      int visible[kQueries], hidden[kQueries];
       for (int i = 0; i < kQueries; ++i) {
         for (float& f : q[static_cast<size_t>(i)]) f = random.unit();
         q_at[i] = q[static_cast<size_t>(i)].data();
         visible[i] = i * 9 + 1;
+        hidden[i] = i * window;
       }
       const uint16_t *k[kBlocks], *v[kBlocks];
       for (size_t b = 0; b < kBlocks; ++b) k[b] = keys.data() + b * size, v[b] = values.data() + b * size;
       std::vector<float> scores(kQueries * kSegment), best(kQueries), sum(kQueries), out(kQueries * static_cast<size_t>(dim));
-      choose_kernels(isa).attention({k, v, kBlocks, dim, kQueries, q_at, visible, scores.data(), best.data(), sum.data(), out.data()});
+      choose_kernels(isa).attention({k, v, kBlocks, dim, kQueries, q_at, visible, hidden, cap, scores.data(), best.data(), sum.data(), out.data()});
       for (int i = 0; i < kQueries; ++i) {
         std::vector<double> chance;
         double most = -1e30, total = 0;
-        for (int t = 0; t < visible[i]; ++t) {
+        for (int t = hidden[i]; t < visible[i]; ++t) {
           double s = 0;
           for (int d = 0; d < dim; ++d) s += static_cast<double>(half_to_float(k[t / 16][d * 16 + t % 16])) * q_at[i][d];
+          if (cap != 0.0f) s = cap * std::tanh(s / cap);
           chance.push_back(s);
           most = std::max(most, s);
         }
@@ -199,7 +201,7 @@ void attention() {
         CHECK(close(sum[static_cast<size_t>(i)], total, total));
         for (int d = 0; d < dim; ++d) {
           double mixed = 0;
-          for (int t = 0; t < visible[i]; ++t) mixed += chance[static_cast<size_t>(t)] * half_to_float(v[t / 16][t % 16 * dim + d]);
+          for (int t = hidden[i]; t < visible[i]; ++t) mixed += chance[static_cast<size_t>(t - hidden[i])] * half_to_float(v[t / 16][t % 16 * dim + d]);
           CHECK(close(out[static_cast<size_t>(i * dim + d)], mixed, total));
         }
       }
@@ -212,6 +214,8 @@ int main() {
   halves_round_trip();
   matrices();
   broken_weights_are_noticed();
-  attention();
+  attention(0, 0.0f);
+  attention(8, 0.0f);
+  attention(2, 3.0f);
   return test::result();
 }

@@ -54,22 +54,25 @@ struct Model {
     int last = program.acts(kWidth, true), gamma = program.vector(ones.data(), kWidth), offset = program.vector(bias.data(), kHeads * kDim);
     embedding = random_file(2, kVocabulary, kWidth, random);
     program.embed(2, kVocabulary, kWidth, embedding.data(), embedding.size(), x, 1.0f);
-    int angles = program.angles(std::vector<double>(kDim / 2, 0.01), 1.0f);
+    int angles = program.angles(std::vector<double>(kDim / 2, 0.01), 1.0f), side = program.buffer(kWidth, false);
+    int head_gamma = program.vector(ones.data(), kDim);
     for (int layer = 0; layer < kLayers; ++layer) {
+      bool plain = layer == 0;  // the other layer has everything a layer can have
       program.norm(x, gamma, 1e-5f, normed);
       program.linear(normed, {matrix(kHeads * kDim, kWidth), matrix(kKvHeads * kDim, kWidth), matrix(kKvHeads * kDim, kWidth)},
                      {offset, -1, -1}, {q, k, v}, false);
-      program.rope(layer, q, k, v, angles, layer == 0, 0.125f);
-      program.attention(layer, q, out);
+      program.rope(layer, q, k, v, angles, plain, 0.125f, plain ? -1 : head_gamma, plain ? -1 : head_gamma, 1e-5f);
+      program.attention(layer, q, out, plain ? 0 : 40, plain ? 0.0f : 2.0f);
       program.quantize(out, attended);
-      program.linear(attended, {matrix(kWidth, kHeads * kDim)}, {-1}, {x}, true);
+      program.linear(attended, {matrix(kWidth, kHeads * kDim)}, {-1}, {plain ? x : side}, plain);
+      if (!plain) program.norm_add(side, gamma, 1e-5f, x);
       program.norm(x, gamma, 1e-5f, normed);
       int gate = matrix(kHidden, kWidth), up = matrix(kHidden, kWidth);
-      program.swiglu(normed, gate, up, active);
+      program.gated(normed, gate, up, active, !plain);
       program.linear(active, {matrix(kWidth, kHidden)}, {-1}, {x}, true);
     }
     program.norm(x, gamma, 1e-5f, last);
-    program.head(last, matrix(kVocabulary, kWidth));
+    program.head(last, matrix(kVocabulary, kWidth), 5.0f);
     for (int page = 0; page < kPages; ++page) table.push_back(kPages - 1 - page);
   }
 

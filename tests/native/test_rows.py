@@ -49,6 +49,41 @@ GEOMETRIES = {
     ),
 }
 
+GEOMETRIES |= {
+    "gemma3": TinyModel(
+        kind=K.Q4_0,
+        architecture="gemma3",
+        heads=4,
+        kv_heads=1,
+        head_dim=32,
+        width=64,
+        layers=6,
+        scaling={"attention.sliding_window": 45},
+    ),
+    "gemma2, caps": TinyModel(
+        kind=K.Q5_K,
+        architecture="gemma2",
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        width=256,
+        hidden=256,
+        scaling={
+            "attention.sliding_window": 270,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "phi3": TinyModel(
+        kind=K.Q8_0,
+        architecture="phi3",
+        heads=2,
+        head_dim=48,
+        width=96,
+        scaling={"attention.sliding_window": 1},
+    ),
+}
+
 Load = Callable[..., NativeTarget]
 
 
@@ -107,6 +142,16 @@ def test_instruction_sets_and_threads(load: Load, truth: Truth, name: str, isa: 
 def test_long_contexts_cross_segments(load: Load, truth: Truth, isa: str, threads: int) -> None:
     """Few rows far into a text: segments of 256 positions are then split among threads."""
     name = "one head" if isa == "portable" else "groups of 3"
+    _compare_long(load, truth, name, isa, threads)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma2, caps"])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_windows_cross_segments(load: Load, truth: Truth, name: str, threads: int) -> None:
+    _compare_long(load, truth, name, ISAS[0], threads)
+
+
+def _compare_long(load: Load, truth: Truth, name: str, isa: str, threads: int) -> None:
     tokens, expected = truth(name, 800)
     target = load(name, isa=isa, threads=threads)
     got = run_in_chunks(target, tokens, [250, 5, 1, 1, 1, 8, 244, 1, 1, 2, 3, 8], table_of(target))

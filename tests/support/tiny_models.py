@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ class TinyModel:
         kinds: exceptions by the last part of a tensor's name, such as "attn_v".
         scaling: metadata keys under the architecture, such as rope scaling.
         rope_factors: contents of rope_freqs.weight, if the file is to have one.
+        long_factors: those of rope_factors_long.weight; rope_factors_short.weight then is all ones.
+        experts: networks per layer, of which two are used; 0 means one that is.
     """
 
     architecture: str = "llama"
@@ -41,6 +43,8 @@ class TinyModel:
     rope_base: float = 10000.0
     scaling: Mapping[str, Any] = field(default_factory=dict)
     rope_factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
+    experts: int = 0
     seed: int = 0
 
     def metadata(self) -> dict[str, Any]:
@@ -56,6 +60,8 @@ class TinyModel:
             "attention.layer_norm_rms_epsilon": 1e-5,
             "rope.freq_base": self.rope_base,
         }
+        if self.experts:
+            plain |= {"expert_count": self.experts, "expert_used_count": 2}
         named = {f"{self.architecture}.{key}": value for key, value in {**plain, **self.scaling}.items()}
         return {"general.architecture": self.architecture, **named}
 
@@ -64,31 +70,60 @@ class TinyModel:
         inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         out: dict[str, Tensor] = {}
 
-        def matrix(name: str, rows: int, cols: int) -> None:
+        def matrix(name: str, *shape: int) -> None:
             kind = self.kinds.get(name.split(".")[-1], self.kind)
-            out[f"{name}.weight"] = Tensor.random(kind, (rows, cols), rng, scale=1.5 / math.sqrt(cols))
+            out[f"{name}.weight"] = Tensor.random(kind, shape, rng, scale=1.5 / math.sqrt(shape[-1]))
 
-        def norm(name: str) -> None:
-            out[f"{name}.weight"] = Tensor.of(rng.uniform(0.5, 1.5, self.width))
+        def norm(name: str, size: int = self.width) -> None:
+            out[f"{name}.weight"] = Tensor.of(rng.uniform(0.5, 1.5, size))
 
         matrix("token_embd", self.vocab, self.width)
         if self.rope_factors is not None:
             out["rope_freqs.weight"] = Tensor.of(np.asarray(self.rope_factors))
+        if self.long_factors is not None:
+            out["rope_factors_short.weight"] = Tensor.of(np.ones(len(self.long_factors)))
+            out["rope_factors_long.weight"] = Tensor.of(np.asarray(self.long_factors))
+        gemma, heads = (
+            self.architecture.startswith("gemma"),
+            self.architecture in ("gemma3", "qwen3", "qwen3moe"),
+        )
         for i in range(self.layers):
-            norm(f"blk.{i}.attn_norm")
-            for name, size in (("attn_q", inner), ("attn_k", kv), ("attn_v", kv)):
-                matrix(f"blk.{i}.{name}", size, self.width)
-                if self.biases:
-                    out[f"blk.{i}.{name}.bias"] = Tensor.of(rng.uniform(-1, 1, size))
-            matrix(f"blk.{i}.attn_output", self.width, inner)
-            norm(f"blk.{i}.ffn_norm")
-            matrix(f"blk.{i}.ffn_gate", self.hidden, self.width)
-            matrix(f"blk.{i}.ffn_up", self.hidden, self.width)
-            matrix(f"blk.{i}.ffn_down", self.width, self.hidden)
+            at = f"blk.{i}."
+            norm(at + "attn_norm")
+            if self.architecture == "phi3":
+                matrix(at + "attn_qkv", inner + 2 * kv, self.width)
+            else:
+                for name, size in (("attn_q", inner), ("attn_k", kv), ("attn_v", kv)):
+                    matrix(at + name, size, self.width)
+                    if self.biases:
+                        out[f"{at}{name}.bias"] = Tensor.of(rng.uniform(-1, 1, size))
+            if heads:
+                norm(at + "attn_q_norm", self.head_dim)
+                norm(at + "attn_k_norm", self.head_dim)
+            matrix(at + "attn_output", self.width, inner)
+            if gemma:
+                norm(at + "post_attention_norm")
+            norm(at + "ffn_norm")
+            self._network(at, matrix)
+            if gemma:
+                norm(at + "post_ffw_norm")
         norm("output_norm")
         if not self.tied:
             matrix("output", self.vocab, self.width)
         return out
+
+    def _network(self, at: str, matrix: Callable[..., None]) -> None:
+        """Add the tensors of a layer's feed-forward network."""
+        if self.architecture == "phi3":
+            matrix(at + "ffn_up", 2 * self.hidden, self.width)
+            matrix(at + "ffn_down", self.width, self.hidden)
+            return
+        end, count = ("_exps", (self.experts,)) if self.experts else ("", ())
+        if self.experts:
+            matrix(at + "ffn_gate_inp", self.experts, self.width)
+        matrix(f"{at}ffn_gate{end}", *count, self.hidden, self.width)
+        matrix(f"{at}ffn_up{end}", *count, self.hidden, self.width)
+        matrix(f"{at}ffn_down{end}", *count, self.width, self.hidden)
 
     def write(self, path: Path) -> Path:
         """Write the file and return its path."""

@@ -1,10 +1,11 @@
-"""The dense decoder that Llama and its kin share, recorded as native operations.
+"""The decoder that all architectures share, recorded as native operations.
 
     x = embedding
     per layer:  x += o(attention(rope(qkv(norm(x)))))       then  x += down(silu(gate(norm(x))) * up(norm(x)))
     logits = head(norm(x))
 
-The list is recorded once; a pass runs all of it in one native call.
+What varies is in `Architecture` and `DecoderConfig`. The list is recorded once; a pass runs all of it in one
+native call.
 """
 
 from __future__ import annotations
@@ -13,61 +14,126 @@ import math
 
 from paceline.errors import ModelFileError
 from paceline.models.config import DecoderConfig
+from paceline.models.registry import architecture
+from paceline.models.rope import Rope
 from paceline.models.tensors import Tensors
 from paceline.native import Program
 
 
-def record(
-    program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: int, interleaved: bool
-) -> None:
+def record(program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: int, context: int) -> None:
     """Record a whole decoder.
 
     Args:
         vocab: rows of the embedding.
-        interleaved: rope turns pairs (2i, 2i+1), as converters store Llama; else (i, i + half).
+        context: positions of the longest text there can be.
     """
-    width, inner = config.width, config.heads * config.head_dim
-    kv_width = config.kv_heads * config.head_dim
-    x, q, out = program.buffer(width), program.buffer(inner), program.buffer(inner)
-    k, v = program.buffer(kv_width), program.buffer(kv_width)
-    normed, attended, activated = program.acts(width), program.acts(inner), program.acts(config.hidden)
-
-    tensors.embed("token_embd.weight", vocab, width, x)
-    angles = program.angles(config.rope_frequencies(_rope_factors(tensors, config)))
-    for i in range(config.layers):
-        name = f"blk.{i}."
-        program.norm(x, tensors.vector(name + "attn_norm.weight", width), config.norm_eps, normed)
-        projections = [("attn_q", inner), ("attn_k", kv_width), ("attn_v", kv_width)]
-        program.linear(
-            normed,
-            [tensors.matrix(f"{name}{p}.weight", size, width) for p, size in projections],
-            [tensors.bias(f"{name}{p}.bias", size) for p, size in projections],
-            [q, k, v],
-        )
-        program.rope(i, q, k, v, angles, interleaved, 1.0 / math.sqrt(config.head_dim))
-        program.attention(i, q, out)
-        program.quantize(out, attended)
-        output = tensors.matrix(name + "attn_output.weight", width, inner)
-        program.linear(attended, [output], [tensors.bias(name + "attn_output.bias", width)], [x], add=True)
-
-        program.norm(x, tensors.vector(name + "ffn_norm.weight", width), config.norm_eps, normed)
-        gate = tensors.matrix(name + "ffn_gate.weight", config.hidden, width)
-        up = tensors.matrix(name + "ffn_up.weight", config.hidden, width)
-        program.swiglu(normed, gate, up, activated)
-        down = tensors.matrix(name + "ffn_down.weight", width, config.hidden)
-        program.linear(activated, [down], [-1], [x], add=True)
-
-    last = program.acts(width, wanted=True)
-    program.norm(x, tensors.vector("output_norm.weight", width), config.norm_eps, last)
+    decoder = _Decoder(program, tensors, config, context)
+    scale = math.sqrt(config.width) if decoder.family.scaled_embedding else 1.0
+    tensors.embed("token_embd.weight", vocab, config.width, decoder.x, scale)
+    for layer in range(config.layers):
+        decoder.attention(layer)
+        decoder.feed_forward(layer)
+    last = program.acts(config.width, wanted=True)
+    decoder.norm("output_norm", last)
     head = "output.weight" if tensors.has("output.weight") else "token_embd.weight"
-    program.head(last, tensors.matrix(head, vocab, width))
+    program.head(last, tensors.matrix(head, vocab, config.width), config.logit_cap)
 
 
-def _rope_factors(tensors: Tensors, config: DecoderConfig) -> list[float] | None:
-    """Llama 3's stretched rope comes as one divisor per rotating pair."""
-    if not tensors.has("rope_freqs.weight"):
-        return None
-    factors = tensors.values("rope_freqs.weight", config.rope_dim // 2)
+class _Decoder:
+    """The buffers of a decoder, which all layers use in turn, and the two halves of a layer."""
+
+    def __init__(self, program: Program, tensors: Tensors, config: DecoderConfig, context: int) -> None:
+        self.program, self.tensors, self.config = program, tensors, config
+        self.family = architecture(config.architecture)
+        self.inner, self.kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.x, self.q, self.out = (program.buffer(w) for w in (config.width, self.inner, self.inner))
+        self.k, self.v = program.buffer(self.kv_width), program.buffer(self.kv_width)
+        self.normed, self.attended = program.acts(config.width), program.acts(self.inner)
+        self.activated = program.acts(config.hidden)
+        self.side = program.buffer(config.width) if self.family.post_norms else -1
+        self.angles = {
+            rope: program.angles(rope.frequencies(context, _divisors(tensors, rope, context)), rope.scale)
+            for rope in dict.fromkeys((config.rope, config.local_rope))
+        }
+
+    def norm(self, name: str, out: int) -> None:
+        gamma = self.tensors.vector(name + ".weight", self.config.width)
+        self.program.norm(self.x, gamma, self.config.norm_eps, out)
+
+    def attention(self, layer: int) -> None:
+        """Record x += o(attention(...)) of one layer."""
+        config, name, window = self.config, f"blk.{layer}.", self.config.windows[layer]
+        self.norm(name + "attn_norm", self.normed)
+        weights, biases = self._projections(name)
+        self.program.linear(self.normed, weights, biases, [self.q, self.k, self.v])
+        self.program.rope(
+            layer,
+            self.q,
+            self.k,
+            self.v,
+            self.angles[config.local_rope if window else config.rope],
+            self.family.interleaved,
+            config.query_scale,
+            self._head_gamma(name + "attn_q_norm"),
+            self._head_gamma(name + "attn_k_norm"),
+            config.norm_eps,
+        )
+        self.program.attention(layer, self.q, self.out, window, config.attention_cap)
+        self.program.quantize(self.out, self.attended)
+        self._add(self.attended, name + "attn_output", self.inner, name + "post_attention_norm")
+
+    def feed_forward(self, layer: int) -> None:
+        """Record x += down(activation(gate(...)) * up(...)) of one layer."""
+        name = f"blk.{layer}."
+        self.norm(name + "ffn_norm", self.normed)
+        size, width = self.config.hidden, self.config.width
+        if self.family.fused:
+            gate, up = self.tensors.split(name + "ffn_up.weight", [size, size], width)
+        else:
+            gate = self.tensors.matrix(name + "ffn_gate.weight", size, width)
+            up = self.tensors.matrix(name + "ffn_up.weight", size, width)
+        self.program.gated(self.normed, gate, up, self.activated, self.family.gelu)
+        self._add(self.activated, name + "ffn_down", size, name + "post_ffw_norm")
+
+    def _projections(self, name: str) -> tuple[list[int], list[int]]:
+        """Weights and biases of query, key and value."""
+        sizes, width = [self.inner, self.kv_width, self.kv_width], self.config.width
+        if self.family.fused:
+            return self.tensors.split(name + "attn_qkv.weight", sizes, width), [-1, -1, -1]
+        named = [(f"{name}attn_{part}", size) for part, size in zip("qkv", sizes, strict=True)]
+        return (
+            [self.tensors.matrix(part + ".weight", size, width) for part, size in named],
+            [self.tensors.bias(part + ".bias", size) for part, size in named],
+        )
+
+    def _head_gamma(self, name: str) -> int:
+        return self.tensors.vector(name + ".weight", self.config.head_dim) if self.family.head_norm else -1
+
+    def _add(self, source: int, matrix: str, cols: int, post_norm: str) -> None:
+        """Record x += matrix . source, through a norm where the architecture has one."""
+        width = self.config.width
+        weight = self.tensors.matrix(matrix + ".weight", width, cols)
+        bias = self.tensors.bias(matrix + ".bias", width)
+        if not self.family.post_norms:
+            self.program.linear(source, [weight], [bias], [self.x], add=True)
+            return
+        self.program.linear(source, [weight], [bias], [self.side])
+        gamma = self.tensors.vector(post_norm + ".weight", width)
+        self.program.norm_add(self.side, gamma, self.config.norm_eps, self.x)
+
+
+def _divisors(tensors: Tensors, rope: Rope, context: int) -> list[float] | None:
+    """What the file divides the frequencies by: for all lengths (Llama 3), or for short and long contexts."""
+    name = "rope_freqs.weight"
+    if rope.kind == "longrope" or tensors.has("rope_factors_long.weight"):
+        names = ["rope_factors_short.weight", "rope_factors_long.weight"]
+        short, long = (_divisor(tensors, name, rope) for name in names)
+        return long if context > rope.original else short
+    return _divisor(tensors, name, rope) if tensors.has(name) else None
+
+
+def _divisor(tensors: Tensors, name: str, rope: Rope) -> list[float]:
+    factors = tensors.values(name, rope.dim // 2)
     if not (factors > 0).all():
-        raise ModelFileError("rope_freqs.weight holds values that are not positive", "the file is damaged")
+        raise ModelFileError(f"{name} holds values that are not positive", "the file is damaged")
     return [float(f) for f in factors]

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
 from paceline.errors import UnsupportedModelError, suggest
-from paceline.models.config import DecoderConfig
-from paceline.models.tensors import Tensors
-from paceline.native import Program
-
-Record = Callable[[Program, Tensors, DecoderConfig, int], None]
+from paceline.models.architecture import Architecture
 
 ARCHITECTURES = {
+    "gemma2": "paceline.models.gemma2",
+    "gemma3": "paceline.models.gemma3",
     "llama": "paceline.models.llama",
+    "phi3": "paceline.models.phi3",
     "qwen2": "paceline.models.qwen2",
+    "qwen3": "paceline.models.qwen3",
+    "qwen3moe": "paceline.models.qwen3moe",
 }
 
 
-def recorder(architecture: str) -> Record:
-    """Return the function that records this architecture."""
-    if architecture not in ARCHITECTURES:
+def architecture(name: str) -> Architecture:
+    """Return what is special about this architecture."""
+    if name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"architecture {architecture!r} does not run here", suggest(architecture, list(ARCHITECTURES))
+            f"architecture {name!r} does not run here", suggest(name, list(ARCHITECTURES))
         )
-    return cast(Record, import_module(ARCHITECTURES[architecture]).record)
+    return cast(Architecture, import_module(ARCHITECTURES[name]).ARCHITECTURE)

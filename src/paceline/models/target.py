@@ -11,8 +11,8 @@ import numpy as np
 
 from paceline.core import Floats, Ids, Output, Rows, is_whole
 from paceline.errors import ModelFileError, ResourceError, UsageError, suggest
+from paceline.models import decoder
 from paceline.models.config import DecoderConfig
-from paceline.models.registry import recorder
 from paceline.models.tensors import Tensors
 from paceline.native import Program, instruction_sets, packed_bytes
 from paceline.weights.source import Source
@@ -77,7 +77,6 @@ class NativeTarget:
             raise ModelFileError(
                 "the file does not name its architecture", "it is no model; check what was downloaded"
             )
-        record = recorder(str(metadata["general.architecture"]))
         config = DecoderConfig.from_metadata(metadata)
         vocab = _vocabulary(file)
         needs = memory_needs(file, config)
@@ -85,7 +84,7 @@ class NativeTarget:
         pages = _pages(pages, context)
         program = _program(config, threads=_threads(threads), isa=_isa(isa), pages=pages)
         tensors = Tensors(file, program)
-        record(program, tensors, config, vocab)
+        decoder.record(program, tensors, config, vocab=vocab, context=context)
         tensors.refuse_leftovers()
         return cls(program, config, vocab_size=vocab, context_limit=context, pages=pages)
 

@@ -5,7 +5,10 @@ What an architecture does not ask for is refused at the end, so that no weight i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import ModelFileError, UnsupportedModelError
 from paceline.native import Program
@@ -26,21 +29,28 @@ class Tensors:
 
     def matrix(self, name: str, rows: int, cols: int) -> int:
         """Repack a weight matrix [rows, cols]; returns its handle."""
-        self._expect(name, (rows, cols))
-        info = self.file.tensors[name]
-        data = self.file.data(name)
-        try:
-            handle = self._program.weight(type=int(info.type), rows=rows, cols=cols, data=data)
-        except ValueError as error:
-            raise ModelFileError(f"{name}: {error}", "the file is damaged; download it again") from error
-        self.file.release(name)
-        return handle
+        return self.split(name, [rows], cols)[0]
 
-    def embed(self, name: str, rows: int, cols: int, out: int) -> None:
-        """Record the look-up of embedding rows [rows, cols], which stay in the mapped file."""
+    def split(self, name: str, sizes: Sequence[int], cols: int) -> list[int]:
+        """Repack a matrix [sum of sizes, cols] as one of each size; returns their handles."""
+        self._expect(name, (sum(sizes), cols))
+        info = self.file.tensors[name]
+        data = self.file.data(name).reshape(sum(sizes), -1)
+        ends = np.cumsum(sizes)
+        handles = [
+            self._repack(name, int(info.type), data[end - size : end].reshape(-1), size, cols)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+        self.file.release(name)
+        return handles
+
+    def embed(self, name: str, rows: int, cols: int, out: int, scale: float = 1.0) -> None:
+        """Record the look-up of embedding rows [rows, cols], times `scale`; they stay in the mapped file."""
         self._expect(name, (rows, cols))
         info = self.file.tensors[name]
-        self._program.embed(type=int(info.type), rows=rows, cols=cols, data=self.file.data(name), out=out)
+        self._program.embed(
+            type=int(info.type), rows=rows, cols=cols, data=self.file.data(name), out=out, scale=scale
+        )
 
     def vector(self, name: str, size: int) -> int:
         """Copy a vector [size] as float32; returns its handle."""
@@ -69,6 +79,12 @@ class Tensors:
                 f"the file has tensors this architecture does not use: {shown}",
                 "without them the model would write other text; update Paceline or use another conversion",
             )
+
+    def _repack(self, name: str, kind: int, data: NDArray[np.uint8], rows: int, cols: int) -> int:
+        try:
+            return self._program.weight(type=kind, rows=rows, cols=cols, data=data)
+        except ValueError as error:
+            raise ModelFileError(f"{name}: {error}", "the file is damaged; download it again") from error
 
     def _expect(self, name: str, shape: tuple[int, ...]) -> None:
         info = self.file.tensors.get(name)
