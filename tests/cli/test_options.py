@@ -36,6 +36,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "num_speculative_tokens": ("3", "auto:num_speculative_tokens=3"),
     "speculative_config": ('{"method": "ngram"}', [{"method": "ngram"}]),
     "threads": ("2", 2),
+    "quantize": ("q4", "q4"),
     "max_model_len": ("256", 256),
 }
 
@@ -98,7 +99,7 @@ def test_an_engine_flag_and_its_variable_change_the_engine(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def effect(engine: EngineFlags) -> Any:
-        return getattr(engine, name) if name in ("threads", "max_model_len") else engine.speculation()
+        return getattr(engine, name) if name in ("threads", "quantize", "max_model_len") else engine.speculation()
 
     typed, expected = ENGINE[name]
     assert effect(parsed([])[1]) != expected

@@ -10,7 +10,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.display import count_progress
 from paceline.cli.loading import load, locate
-from paceline.cli.options import DEMO_MODEL, MachineFlags, Model, Threads
+from paceline.cli.options import DEMO_MODEL, MachineFlags, Model, Quantize, Threads
 from paceline.cli.verb import verb
 from paceline.tools.check import RowFault, TextFault, row_faults, text_faults
 
@@ -22,15 +22,16 @@ def command(
     cases: Annotated[int, typer.Option("--cases", min=1, help="Random requests to compare")] = 40,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Of the random requests")] = 0,
     threads: Threads = None,
+    quantize: Quantize = None,
     json: Annotated[bool, typer.Option("--json", help="Print one object")] = False,
 ) -> int:
     from paceline.models.target import NativeTarget
-    from paceline.weights.gguf import GGUFFile
+    from paceline.weights.source import open_model
 
     rows: list[RowFault | None] = []
-    with GGUFFile.open(locate(model)) as file:
+    with open_model(locate(model), quantize) as file:
         rows += row_faults(NativeTarget.load(file, threads=threads), seed=seed)
-    llm, _, _ = load(model, MachineFlags(threads=threads), "off")
+    llm, _, _ = load(model, MachineFlags(threads=threads, quantize=quantize), "off")
     texts: list[TextFault | None] = []
     with count_progress("Comparing", cases) as step:
         for fault in text_faults(llm, cases=cases, seed=seed):

@@ -16,17 +16,23 @@ if TYPE_CHECKING:
 
 
 def load(model: str, machine: MachineFlags, speculate: Speculate) -> tuple[LLM, Path, float]:
-    """Resolve and load a model, with progress on stderr; return it, its file and the seconds it took."""
+    """Resolve and load a model, with progress on stderr; return it, where it is and the seconds it took."""
     from paceline.engine import LLM  # imported here: verbs that load no model do not wait for it
 
     path = locate(model)
     started = time.perf_counter()
     with waiting(f"Loading {path.name}"):
-        llm = LLM(path, speculate=speculate, threads=machine.threads, max_model_len=machine.max_model_len)
+        llm = LLM(
+            path,
+            quantize=machine.quantize,
+            speculate=speculate,
+            threads=machine.threads,
+            max_model_len=machine.max_model_len,
+        )
     return llm, path, time.perf_counter() - started
 
 
 def locate(model: str) -> Path:
-    """Return the file that `model` means; fetches it with progress when it is not on this machine."""
+    """Return the file or folder that `model` means; fetches it with progress when it is not here."""
     with byte_progress(f"Fetching {model}") as progress:
         return hub.resolve(model, progress)

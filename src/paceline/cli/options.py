@@ -21,7 +21,10 @@ DEMO_MODEL = "smollm2"
 MODEL_VARIABLE = "PACELINE_MODEL"
 
 Model = Annotated[
-    str, typer.Argument(help="A .gguf file, an alias (smollm2) or org/name[:quant]", envvar=MODEL_VARIABLE)
+    str,
+    typer.Argument(
+        help="A .gguf file, a folder, an alias (smollm2) or org/name[:quant]", envvar=MODEL_VARIABLE
+    ),
 ]
 
 
@@ -35,6 +38,8 @@ def list_flag(*names: str, help: str) -> Any:
     return typer.Option(*names, help=f"{help}  [env var: {variable}]", allow_from_autoenv=False)
 
 
+Quantize = Annotated[str | None, _flag("--quantize", help="Round a folder's weights while loading: q8 or q4")]
+
 Threads = Annotated[
     int | None, _flag("--threads", "-t", min=1, max=256, help="Default: one per physical core")
 ]
@@ -45,6 +50,7 @@ class MachineFlags:
     """How the model is loaded."""
 
     threads: Threads = None
+    quantize: Quantize = None
     max_model_len: Annotated[
         int | None,
         _flag("--max-model-len", "--ctx-size", "-c", min=1, help="Most tokens of prompt and answer together"),

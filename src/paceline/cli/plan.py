@@ -11,7 +11,7 @@ import typer
 from paceline.cli import terminal
 from paceline.cli.loading import locate
 from paceline.cli.options import Model as ModelArgument
-from paceline.cli.options import list_flag, split_specs
+from paceline.cli.options import Quantize, list_flag, split_specs
 from paceline.cli.verb import verb
 from paceline.errors import UsageError
 from paceline.tools.plan import GPU_SHARE, MemoryPlan, Model, memory_here, plan, resident
@@ -40,11 +40,13 @@ def command(
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="Plan for a GPU of this size, the file's weights as they are")
     ] = None,
+    quantize: Quantize = None,
     json: Annotated[bool, typer.Option("--json", help="Print one object")] = False,
 ) -> int:
     if memory and gpu:
         raise UsageError("--memory and --gpu were both given", "plan for one of them")
-    found = _plan([model, *_draft_models(speculate or [])], max_model_len, max_num_seqs, memory, gpu)
+    names = [model, *_draft_models(speculate or [])]
+    found = _plan(names, quantize, max_model_len, max_num_seqs, memory, gpu)
     if json:
         terminal.write_json(asdict(found) | {"fits": found.fits})
     else:
@@ -59,16 +61,21 @@ def _draft_models(specs: list[str]) -> list[str]:
 
 
 def _plan(
-    names: list[str], context: int | None, sequences: int, memory: str | None, gpu: str | None
+    names: list[str],
+    quantize: str | None,
+    context: int | None,
+    sequences: int,
+    memory: str | None,
+    gpu: str | None,
 ) -> MemoryPlan:
     import paceline.engine  # noqa: F401  what a running model needs besides itself is in memory when measured
     from paceline.native import trim_memory
     from paceline.text.tokenizer import Tokenizer
-    from paceline.weights.gguf import GGUFFile
+    from paceline.weights.source import open_model
 
     models, tokenizers = [], []
     for name in names:
-        with GGUFFile.open(locate(name)) as file:
+        with open_model(locate(name), quantize if name == names[0] else None) as file:
             models.append(Model.of(file, repacked=gpu is None))
             tokenizers.append(Tokenizer.from_gguf(file.metadata))
             file.forget_arrays()

@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import terminal
 from paceline.cli.loading import locate
-from paceline.cli.options import DEMO_MODEL, Model, Threads
+from paceline.cli.options import DEMO_MODEL, Model, Quantize, Threads
 from paceline.cli.verb import verb
 from paceline.tools.profile import Profile, profile
 from paceline.tools.provenance import provenance
@@ -20,6 +20,7 @@ def command(
     model: Model = DEMO_MODEL,
     *,
     threads: Threads = None,
+    quantize: Quantize = None,
     context: Annotated[
         int, typer.Option("--context", min=0, help="Tokens in the KV cache during a pass")
     ] = 128,
@@ -30,11 +31,11 @@ def command(
 ) -> None:
     from paceline import native
     from paceline.models.target import NativeTarget
-    from paceline.weights.gguf import GGUFFile
+    from paceline.weights.source import open_model
 
     path = locate(model)
     terminal.note(f"measuring for about {8 * seconds:.0f} s")
-    with GGUFFile.open(path) as file:
+    with open_model(path, quantize) as file:
         target = NativeTarget.load(file, threads=threads)
         found = profile(
             target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,11 @@ def command(
     with byte_progress(f"Fetching {model}") as progress:
         path = hub.pull(model, progress)
     if json:
-        terminal.write_json({"model": model, "path": str(path), "bytes": path.stat().st_size})
+        terminal.write_json({"model": model, "path": str(path), "bytes": _size(path)})
     else:
         terminal.write(f"{path}\n")
+
+
+def _size(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -83,9 +83,9 @@ def command(
 
     def bring() -> tuple[LLM, Mapping[str, Any]]:
         from paceline.engine import LLM
-        from paceline.weights.gguf import GGUFFile
+        from paceline.weights.source import open_model
 
-        file = GGUFFile.open(locate(model))
+        file = open_model(locate(model), engine.quantize)
         if template is not None:
             file.metadata |= {"tokenizer.chat_template": template}
             file.metadata.pop("tokenizer.chat_template.tool_use", None)

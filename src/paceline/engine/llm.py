@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -22,7 +20,7 @@ from paceline.planning.planner import Planner
 from paceline.text.template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights import hub
-from paceline.weights.gguf import GGUFFile
+from paceline.weights.source import Source, default_sampling, open_model
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages for the model's template."""
@@ -35,6 +33,9 @@ MAX_NUM_SEQS = 32
 each of them would wait longer for every token."""
 
 _PLANNERS_KEPT = 16
+_OPTIONS = [
+    "quantize", "speculate", "threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+]  # fmt: skip
 
 
 class LLM:
@@ -44,7 +45,9 @@ class LLM:
     neighbours, on what was answered before, or on speculation.
 
     Args:
-        model: path of a .gguf file, an alias such as "smollm2", org/name[:quant], or an open GGUFFile.
+        model: path of a .gguf file or of a folder with safetensors, an alias such as "smollm2",
+            org/name[:quant], or what `open_model` returned.
+        quantize: "q8" or "q4": round the weights of a folder as they are loaded; see docs/models.md.
         speculate: the default for all calls; see `Speculate`.
         threads: None means one per physical core.
         max_model_len: most tokens of prompt and output together; None means the model's own limit, or as
@@ -60,8 +63,9 @@ class LLM:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | GGUFFile,
+        model: str | os.PathLike[str] | Source,
         *,
+        quantize: str | None = None,
         speculate: Speculate = "auto",
         threads: int | None = None,
         max_model_len: int | None = None,
@@ -70,15 +74,16 @@ class LLM:
         **unknown: Any,
     ) -> None:
         for name in unknown:
-            known = ["speculate", "threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens"]
-            raise UsageError(f"LLM has no option {name!r}", suggest(name, known))
+            raise UsageError(f"LLM has no option {name!r}", suggest(name, _OPTIONS))
         from paceline.models.target import NativeTarget  # the native part loads only when a model does
         from paceline.native import trim_memory
 
-        if not isinstance(model, str | os.PathLike | GGUFFile):
-            raise UsageError(f"the model is {model!r}", "give a path, an alias, or an open GGUFFile")
+        if not isinstance(model, str | os.PathLike | Source):
+            raise UsageError(f"the model is {model!r}", "give a path, an alias, or an open model")
+        if isinstance(model, Source) and quantize is not None:
+            raise UsageError("quantize was given with an open model", "give it to open_model")
         registry.configure(speculate, vocab_size=1)  # a typo shows before gigabytes are read
-        file = model if isinstance(model, GGUFFile) else GGUFFile.open(hub.resolve(os.fspath(model)))
+        file = model if isinstance(model, Source) else open_model(hub.resolve(os.fspath(model)), quantize)
         self._assemble(
             NativeTarget.load(file, threads=threads, max_model_len=max_model_len),
             Tokenizer.from_gguf(file.metadata),
@@ -133,7 +138,7 @@ class LLM:
         max_num_seqs: int,
         max_num_batched_tokens: int | None,
         pass_time: PassTime | None,
-        file: GGUFFile | None,
+        file: Source | None,
     ) -> None:
         if max_model_len is not None:
             _check_limit("max_model_len", max_model_len, 2, target.context_limit)
@@ -151,7 +156,8 @@ class LLM:
         )
         self.limit(max_num_seqs)
         self._file = file
-        self._identity = "" if file is None else _identity(file.path)
+        self._identity = "" if file is None else file.identity()
+        self.default_params = SamplingParams() if file is None else default_sampling(file.metadata)
         self._planners: dict[str, Planner] = {}
         self._choosing = threading.Lock()  # guards the planners
         self._lock = threading.Lock()  # guards the engine
@@ -211,7 +217,8 @@ class LLM:
         Args:
             prompt: one `Prompt` or a list of them. Control tokens written in a text prompt count as such;
                 in chat messages they are plain text.
-            params: for all prompts, or one for each.
+            params: for all prompts, or one for each; None means `default_params`, which are the model's own
+                where its files name some.
             speculate: overrides the LLM's own for this call.
             prediction: text, or token ids, that the output will resemble; drafts are taken from it.
             constraint: what limits the output, at its start; each completion follows one of its own.
@@ -226,7 +233,7 @@ class LLM:
         """
         several = _is_several(prompt)
         prompts = list(prompt) if several else [prompt]
-        each = _params_for(prompts, params)
+        each = _params_for(prompts, params, self.default_params)
         requests: list[Request] = []
         for one, its in zip(prompts, each, strict=True):
             requests += self.requests(
@@ -256,7 +263,7 @@ class LLM:
         completions carries it whole. Breaking off is safe: what was begun is cancelled."""
         if _is_several(prompt):
             raise RequestError("stream takes one prompt", "use generate for several")
-        (its,) = _params_for([prompt], params)
+        (its,) = _params_for([prompt], params, self.default_params)
         requests = self.requests(
             prompt,
             its,
@@ -481,10 +488,12 @@ def _parts(prompt: object) -> Sequence[Any]:
 
 
 def _params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    default: SamplingParams,
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
+        return [params or default] * len(prompts)
     if not isinstance(params, Sequence) or any(not isinstance(its, SamplingParams) for its in params):
         raise RequestError(f"params is {params!r}", "give SamplingParams(...), or a list of them")
     if len(params) != len(prompts):
@@ -500,10 +509,3 @@ def _check_limit(
 ) -> None:
     if not is_whole(value) or not low <= value <= high:
         raise error(f"{name} is {value!r}", f"give a whole number from {low} to {high}")
-
-
-def _identity(path: Path) -> str:
-    """Names a model file by its header and size, without reading all of it."""
-    with path.open("rb") as file:
-        head = file.read(1 << 20)
-    return hashlib.sha256(head + str(path.stat().st_size).encode()).hexdigest()[:32]

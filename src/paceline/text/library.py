@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from tokenizers import Tokenizer as Library
@@ -25,11 +26,7 @@ class LibraryPieces:
     """Encodes plain text (no special tokens), and spells tokens as bytes."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
-        text = required(metadata, "json", str, prefix="tokenizer.huggingface.")
-        try:
-            description = json.loads(text)
-        except (ValueError, RecursionError):
-            raise ModelFileError("tokenizer.json is not JSON", _RELOAD) from None
+        description = _copy(required(metadata, "json", dict, prefix="tokenizer.huggingface."))
         self._vocabulary = vocabulary
         self._byte_level = _is_byte_level(description)
         self._missing = missing_bytes(vocabulary) if self._byte_level else b""
@@ -53,6 +50,13 @@ class LibraryPieces:
         if kind != Kind.NORMAL:
             return text.encode()
         return spelled_bytes(text) if self._byte_level else text.replace(_SPACE, " ").encode()
+
+
+def _copy(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that matter here, deep where they will be changed: the vocabulary is large."""
+    copied = {name: deepcopy(description.get(name)) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    model = dict(description["model"])
+    return {"version": "1.0", "model": model, **copied}
 
 
 def _steps(part: Any, name: str) -> list[dict[str, Any]]:
@@ -105,14 +109,13 @@ def _hide_control_tokens(description: dict[str, Any], vocabulary: Vocabulary) ->
     """Where whole words are looked up before any merge, a control token must not be among the words."""
     model = description["model"]
     if model.get("ignore_merges"):
-        for token in vocabulary.ids_of(Kind.CONTROL):
-            model["vocab"].pop(vocabulary.tokens[token], None)
+        hidden = {vocabulary.tokens[token] for token in vocabulary.ids_of(Kind.CONTROL)}
+        model["vocab"] = {text: token for text, token in model["vocab"].items() if text not in hidden}
 
 
 def _build(description: dict[str, Any]) -> Library:
-    kept = {name: description.get(name) for name in ("version", "normalizer", "pre_tokenizer", "model")}
     try:
-        return Library.from_str(json.dumps(kept | {"added_tokens": []}))
+        return Library.from_str(json.dumps(description | {"added_tokens": [], "decoder": None}))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # bare Exception for what it refuses, worse for what it did not expect

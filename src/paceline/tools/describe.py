@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.weights.gguf import GGUFFile
+from paceline.weights.source import open_model
 
 KV_BYTES = 2
 """The KV cache holds 16-bit floats."""
@@ -45,8 +45,8 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Read a GGUF file's header. Raises ModelFileError for a damaged one."""
-    with GGUFFile.open(path) as file:
+    """Read the header of a file or folder. Raises ModelFileError for a damaged one."""
+    with open_model(path) as file:
         meta = file.metadata
         arch = str(meta.get("general.architecture", ""))
         sizes: Counter[str] = Counter()
@@ -63,7 +63,7 @@ def describe(path: Path) -> Description:
         head_size = _number(meta, arch, "attention.key_length") or width // max(heads, 1)
         return Description(
             file=str(path),
-            bytes=path.stat().st_size,
+            bytes=file.nbytes,
             name=str(meta.get("general.name", "")),
             license=str(meta.get("general.license", "")),
             architecture=arch,

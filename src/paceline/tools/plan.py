@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.errors import UsageError
 from paceline.models.config import DecoderConfig
 from paceline.models.target import free_memory, memory_needs
-from paceline.weights.gguf import GGUFFile
+from paceline.weights.source import Source
 
 GPU_SHARE = 0.9
 """Of a GPU's memory an engine takes this much: the default of vLLM's gpu_memory_utilization."""
@@ -35,7 +35,7 @@ class Model:
     vocabulary: int
 
     @classmethod
-    def of(cls, file: GGUFFile, *, repacked: bool = True) -> Model:
+    def of(cls, file: Source, *, repacked: bool = True) -> Model:
         """Read a file's header.
 
         Args:

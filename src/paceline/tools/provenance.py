@@ -66,10 +66,15 @@ def machine() -> dict[str, Any]:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Name, size and SHA-256 of a model file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    """Name, size and SHA-256 of a model file; of a folder, those of its weights one after the other."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for one in files:
+        with one.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    size = sum(one.stat().st_size for one in files)
+    return {"name": path.name, "bytes": size, "sha256": digest.hexdigest()}
 
 
 def _cpu_fields() -> dict[str, str]:

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,9 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _info(self, name: str, recipe: Recipe) -> TensorInfo:

@@ -1,7 +1,7 @@
 """The tokenizer, chat template and sampling defaults of a Hugging Face folder, under GGUF's keys.
 
-tokenizer.json itself is passed on under the key that the GGUF specification has for it; how it cuts text is
-the business of the `tokenizers` library. What it says of single tokens is read here.
+tokenizer.json itself is passed on, parsed, under the key that the GGUF specification has for it; how it cuts
+text is the business of the `tokenizers` library. What it says of single tokens is read here.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ def translate(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
             f"{folder} has no tokenizer.json",
             "load its tokenizer with transformers and save it there, or use a GGUF file",
         )
-    text = read_text(folder / "tokenizer.json")
     tokenizer = read_json(folder / "tokenizer.json")
     config = read_optional(folder / "tokenizer_config.json")
     generation = read_optional(folder / "generation_config.json")
     vocabulary = _vocabulary(tokenizer, int(settings["vocab_size"]))
     tokens: list[str] = vocabulary[_GGML + "tokens"]
     ids = {token: i for i, token in enumerate(tokens)}
-    found = {JSON_KEY: text, _GGML + "model": MODEL, **vocabulary}
+    found = {JSON_KEY: tokenizer, _GGML + "model": MODEL, **vocabulary}
     found |= _roles(config, settings, ids)
     found |= _wrapping(tokenizer, found)
     found[_GGML + "add_space_prefix"] = any(map(_strips, _steps(tokenizer.get("decoder"), "decoders")))

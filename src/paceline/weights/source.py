@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
 
-from paceline.errors import UsageError
+from paceline.core import SamplingParams
+from paceline.errors import ModelFileError, RequestError, UsageError
 from paceline.weights.gguf import GGUFFile
 from paceline.weights.mapping import TensorInfo
 from paceline.weights.quants import Bytes
 
 
+@runtime_checkable
 class Source(Protocol):
-    """An open model.
+    """An open model; also a context manager.
 
     Attributes:
         path: the file or folder.
@@ -52,7 +55,15 @@ class Source(Protocol):
         """Drop what only building a tokenizer needs."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of the files; views of their data stay valid."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 def open_model(path: str | os.PathLike[str], quantize: str | None = None) -> Source:
@@ -65,7 +76,8 @@ def open_model(path: str | os.PathLike[str], quantize: str | None = None) -> Sou
         UsageError: a value or a file that `quantize` does not apply to.
         ModelFileError, UnsupportedModelError: it cannot be read, or run.
     """
-    from paceline.weights.folder import Folder  # opened less often than files; brings a parser per format
+    # Opened less often than files; brings a parser for each of its parts.
+    from paceline.weights.folder import Folder
     from paceline.weights.quantize import check_method
 
     check_method(quantize)
@@ -80,3 +92,24 @@ def open_model(path: str | os.PathLike[str], quantize: str | None = None) -> Sou
             "leave quantize out, or give the folder with its safetensors",
         )
     return file
+
+
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def default_sampling(metadata: Mapping[str, Any]) -> SamplingParams:
+    """How a model's authors say it is sampled (`general.sampling.*`), else `SamplingParams()`.
+
+    Raises ModelFileError for values that mean nothing.
+    """
+    keys = {ours: f"general.sampling.{theirs}" for theirs, ours in _SAMPLING.items()}
+    try:
+        return SamplingParams(**{ours: metadata[key] for ours, key in keys.items() if key in metadata})
+    except RequestError as error:
+        raise ModelFileError(f"the model's sampling defaults: {error.message}", "correct its files") from None
