@@ -80,6 +80,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.expected[sequence] += kept
 
     @precondition(lambda self: self.expected)
+    @rule(data=st.data(), behind=TOKENS)
+    def extend(self, data: st.DataObject, behind: list[int]) -> None:
+        sequence = self.pick(data)
+        tokens, before = self.expected[sequence] + behind, len(sequence)
+        self.cache.extend(sequence, tokens)
+        assert before <= len(sequence) < len(tokens)
+        assert len(sequence) == before or len(sequence) % PAGE == 0
+        self.expected[sequence] = tokens[: len(sequence)]
+
+    @precondition(lambda self: self.expected)
     @rule(data=st.data(), rows=st.integers(0, 9))
     def reserve_and_roll_back(self, data: st.DataObject, rows: int) -> None:
         sequence = self.pick(data)
@@ -158,6 +168,31 @@ def test_a_running_sequence_shares_its_full_pages_at_once() -> None:
     second = memory.cache.open(list(range(10)))
     assert len(second) == 2 * PAGE
     assert second.table.tolist() == first.table[:2].tolist()
+
+
+def test_a_prefix_that_another_computes_meanwhile_is_taken_over() -> None:
+    memory = Memory()
+    tokens = list(range(3 * PAGE + 2))
+    first, second = memory.cache.open(tokens), memory.cache.open(tokens)
+    memory.run(first, tokens[: PAGE + 1])
+    memory.run(second, tokens[:2])
+    memory.cache.extend(second, tokens)
+    assert len(second) == PAGE  # the page that is full; what it had of its own is given back
+    memory.run(first, tokens[PAGE + 1 :])
+    memory.cache.extend(second, tokens)
+    assert len(second) == 3 * PAGE
+    assert second.table.tolist() == first.table[:3].tolist()
+    memory.cache.check_integrity()
+    memory.cache.extend(second, tokens[: 3 * PAGE + 1])
+    assert len(second) == 3 * PAGE
+
+
+def test_the_last_token_is_left_to_compute_also_when_taken_over() -> None:
+    memory = Memory()
+    waiting = memory.cache.open(list(range(2 * PAGE)))
+    memory.prompt(list(range(2 * PAGE)))
+    memory.cache.extend(waiting, list(range(2 * PAGE)))
+    assert len(waiting) == PAGE
 
 
 def test_writing_behind_a_partial_match_leaves_the_original_alone() -> None:

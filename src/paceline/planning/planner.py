@@ -23,9 +23,6 @@ from paceline.planning.pass_time import PassTime
 
 _NOTHING = Draft.empty()
 
-_GRAMMAR = "grammar"
-"""The source of tokens that a constraint leaves no choice about."""
-
 _PROBE = 16
 """If not even so many certain tokens would pay, no drafter is asked."""
 
@@ -219,7 +216,7 @@ class Planner:
         self.draft_length = draft_length
         self._clock = clock
         self._records: dict[int, _Record] = {}
-        self._trust = {name: _Trust() for name in [_GRAMMAR, *(drafter.name for drafter in self.drafters)]}
+        self._trust = {drafter.name: _Trust() for drafter in self.drafters}
 
     @property
     def speculates(self) -> bool:
@@ -316,19 +313,15 @@ class Planner:
         if budget <= 0:
             return _NOTHING
         record = self._record(context)
-        if len(forced := _forced(context, budget)):
-            record.asked += 1
-            record.offered += len(forced)
-            return forced
         offers: list[Draft] = []
         for drafter in self.drafters:
             account = record.accounts[drafter.name]
             if self.draft_length or account.may_ask(token):
                 start = self._clock()
-                offers.append(drafter.propose(context, budget))
+                offers.append(allowed(drafter.propose(context, budget), context.constraint))
                 account.asked(self._clock() - start)
         record.asked += 1
-        draft = allowed(merge(offers), context.constraint)
+        draft = merge(offers)
         record.offered += len(draft)
         if len(draft) <= budget:
             return draft
@@ -382,9 +375,3 @@ def _affordable(
         misses.append(miss)
         gains.append(gain)
     return stake.afford(costs, misses, gains)
-
-
-def _forced(context: Context, budget: int) -> Draft:
-    """Tokens that have to follow: they cost no drafter's time, and nobody else need guess."""
-    tokens = [] if context.constraint is None else context.constraint.forced()[:budget]
-    return Draft.chain(tokens, [1.0] * len(tokens), _GRAMMAR) if tokens else _NOTHING
