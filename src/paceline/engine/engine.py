@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from paceline.errors import PromptTooLong, RequestError
 from paceline.models.kv import KVCache
 from paceline.planning.pass_time import PassTime
 from paceline.text.tokenizer import Tokenizer
+
+_log = logging.getLogger("paceline")
 
 
 class Engine:
@@ -263,5 +266,5 @@ def _forget(request: Request) -> None:
     """Let drafters drop what they keep for a request; one that cannot must not take others with it."""
     try:
         request.planner.forget(request.context)
-    except Exception as error:
-        request.error = request.error or error
+    except Exception:
+        _log.exception("a drafter could not forget a request")

@@ -221,7 +221,7 @@ class Service:
         try:
             while (chunk := request.fetch()) is not None:
                 deliver(chunk)
-            if over and request.error is not None:
+            if over and request.completion is None and request.error is not None:
                 deliver(request.error)
         except Exception:
             _log.exception("a chunk could not be delivered; its request is cancelled")
