@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.arms import Answer
+from harness.servers import ServerProcess
 from paceline.core import SpeculationStats
 
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -43,8 +42,19 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 """Every way to speculate without a second model: by its own defaults, and with shorter matches and drafts."""
 
 MANY = 64
-START_S = 120.0
 ANSWER_S = 600.0
+
+
+def server(
+    binary: Path, model: Path, setting: str, *, slots: int, threads: int, context: int, log: Path
+) -> ServerProcess:
+    """llama-server with so many slots of `context` tokens each."""
+    command = [
+        *(str(binary), "-m", str(model), "-t", str(threads), "-c", str(context * slots), "-np", str(slots)),
+        *("--host", "127.0.0.1", "--port", "{port}", "--cache-ram", "0", "--no-webui"),
+        *SETTINGS[setting],
+    ]
+    return ServerProcess(f"llama {setting}", command, log)
 
 
 class LlamaServerArm:
@@ -53,25 +63,12 @@ class LlamaServerArm:
     def __init__(
         self, binary: Path, model: Path, setting: str, *, threads: int, context: int, log: Path
     ) -> None:
-        self.name = f"llama {setting}"
         self.remembers = setting.startswith(("mod", "spec-default"))  # the pool of ngram-mod stays
-        self._port = _free_port()
-        self._command = [
-            *(str(binary), "-m", str(model), "-t", str(threads), "-c", str(context), "-np", "1"),
-            *("--host", "127.0.0.1", "--port", str(self._port), "--cache-ram", "0", "--no-webui"),
-            *SETTINGS[setting],
-        ]
-        with log.open("wb") as sink:
-            self._process = subprocess.Popen(self._command, stdout=sink, stderr=subprocess.STDOUT)
-        try:
-            self._wait(log)
-        except BaseException:
-            self.close()
-            raise
+        self._server = server(binary, model, setting, slots=1, threads=threads, context=context, log=log)
+        self.name = self._server.name
 
     def describe(self) -> dict[str, Any]:
-        flags = [Path(self._command[0]).name, *self._command[3:]]
-        return {"engine": "llama.cpp", "command": " ".join(flags)}
+        return {"engine": "llama.cpp", "command": self._server.shown}
 
     def answer(self, ids: Sequence[int], max_tokens: int) -> Answer:
         body = {
@@ -81,7 +78,7 @@ class LlamaServerArm:
             "cache_prompt": False,
             "return_tokens": True,
         }
-        reply = self._request("POST", "/completion", body, ANSWER_S)
+        reply = self._post("/completion", body)
         timings = reply["timings"]
         return Answer(
             [int(token) for token in reply["tokens"]],
@@ -91,28 +88,12 @@ class LlamaServerArm:
         )
 
     def close(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._server.close()
 
-    def _wait(self, log: Path) -> None:
-        end = time.monotonic() + START_S
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                self._request("GET", "/health", None, 5.0)
-                return
-            except (OSError, RuntimeError, http.client.HTTPException):
-                time.sleep(0.2)
-        tail = log.read_text(encoding="utf-8", errors="replace")[-1500:]
-        raise RuntimeError(f"{self.name} did not start:\n{tail}")
-
-    def _request(self, method: str, path: str, body: Any, timeout: float) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout)
+    def _post(self, path: str, body: Any) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=ANSWER_S)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body))
+            connection.request("POST", path, json.dumps(body))
             response = connection.getresponse()
             text = response.read()
         finally:
@@ -165,10 +146,3 @@ def _bench(
     return {
         int(test["n_prompt"]): [ns / 1e9 for ns in test["samples_ns"]] for test in json.loads(done.stdout)
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -105,7 +105,10 @@ def _plot(report: LoadReport) -> str:
                 _line(axes, [tail(f) for f in own], colour, "o:", label="")
         axes.set_title(title, fontsize="medium")
         axes.set_xticks(range(len(report.levels)), report.levels)
-        axes.set_ylim(bottom=0)
+        if tail is None:
+            axes.set_ylim(bottom=0)
+        else:  # the tail may be a hundred times the median
+            axes.set_yscale("log")
         finish(axes)
     return svg(figure, "load")
 
