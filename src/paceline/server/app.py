@@ -65,9 +65,17 @@ router = APIRouter(route_class=StrictRoute, responses=_ERRORS)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     backend, model = _backend(request, body.model)
-    job = await _worker(asking.chat_job, body, model, backend.settings.max_draft)
-    logprobs = job.params.logprobs is not None
-    choices = [chat.Message(model.llm.tokenizer, logprobs=logprobs) for _ in range(job.params.n)]
+    job, parser, forced = await _worker(asking.chat_job, body, model, backend.settings.max_draft)
+    choices = [
+        chat.Message(
+            model.llm.tokenizer,
+            logprobs=job.params.logprobs is not None,
+            parser=parser,
+            parallel=body.parallel_tool_calls is not False,
+            forced=forced,
+        )
+        for _ in range(job.params.n)
+    ]
     wishes = _wishes(body, backend, "chatcmpl", 1, job)
     reply = Reply(wishes, model.llm.tokenizer, choices, field="delta", objects=chat.OBJECTS)
     return await _answer(request, body, [job], reply)

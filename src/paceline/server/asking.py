@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from paceline.core import Constraint, SamplingParams
 from paceline.drafters import registry
@@ -23,16 +24,31 @@ from paceline.server.schema import (
     Sampling,
     TokenizeRequest,
     Tool,
+    ToolChoice,
 )
 from paceline.server.wire import shown
 from paceline.text.grammar import Kind, compile_constraint
+from paceline.text.tool_calls import Format, ToolCallParser, detect, force_calls
 
 _PLAIN = [f.name for f in fields(SamplingParams) if f.name not in ("logit_bias", "logprobs")]
 _MOST_PROMPTS = 1024
 
 
-def chat_job(body: ChatRequest, model: Model, ceiling: int) -> Job:
-    """The job of one chat request.
+class Chat(NamedTuple):
+    """A chat request, ready to be submitted and to be answered.
+
+    Attributes:
+        parser: makes what finds calls of tools; None where there are no tools.
+        forced: the caller named the function to call.
+    """
+
+    job: Job
+    parser: Callable[[], ToolCallParser] | None
+    forced: bool
+
+
+def chat_job(body: ChatRequest, model: Model, ceiling: int) -> Chat:
+    """What one chat request means.
 
     Raises:
         ApiError: a field that means nothing.
@@ -41,23 +57,57 @@ def chat_job(body: ChatRequest, model: Model, ceiling: int) -> Job:
     tokens = _same("max_tokens", body.max_tokens, "max_completion_tokens", body.max_completion_tokens)
     if body.top_logprobs is not None and not body.logprobs:
         raise _bad("top_logprobs", "top_logprobs needs logprobs: true")
-    more = {
-        "max_tokens": tokens,
-        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-    }
-    return Job(
+    more = {"max_tokens": tokens, "logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    tools = [] if body.tool_choice == "none" else [_plain(tool) for tool in body.tools or ()]
+    form = _form(model) if tools else None
+    job = Job(
         prompt=chat_ids(
             model,
             body.messages,
-            tools=body.tools if body.tool_choice != "none" else None,
+            tools=tools,
             add_generation_prompt=body.add_generation_prompt,
             kwargs=body.chat_template_kwargs,
         ),
         params=_params(body, model, more),
-        constraint=_constraint(body, model),
+        constraint=_either(_constraint(body, model), _calls(body, tools, form, model)),
         prediction=_prediction(body.prediction, model),
         **_speculation(body, ceiling),
     )
+    names = [tool["function"]["name"] for tool in tools]
+    parser = None if form is None else partial(ToolCallParser, form, names)
+    return Chat(job, parser, isinstance(body.tool_choice, ToolChoice))
+
+
+def _form(model: Model) -> Format:
+    template = model.llm.chat_template
+    form = None if template is None else detect(template.source)
+    if form is None:
+        text = "this model's template writes no tool calls in a known way (Hermes, Qwen, Llama 3)"
+        raise _bad("tools", f"{text}; leave tools out, or give another --chat-template")
+    return form
+
+
+def _calls(
+    body: ChatRequest, tools: Sequence[Mapping[str, Any]], form: Format | None, model: Model
+) -> Constraint | None:
+    """What tool_choice makes of the answer."""
+    choice = body.tool_choice
+    if choice in (None, "none", "auto"):
+        return None
+    if form is None:
+        raise _bad("tool_choice", "tool_choice asks for a call, and there are no tools; give tools")
+    plain = choice.model_dump() if isinstance(choice, ToolChoice) else str(choice)
+    parallel = body.parallel_tool_calls is not False
+    try:
+        return force_calls(plain, tools, form, model.llm.tokenizer, parallel=parallel)
+    except RequestError as error:
+        raise _bad("tool_choice", f"{error.message}; {error.hint}") from None
+
+
+def _either(one: Constraint | None, other: Constraint | None) -> Constraint | None:
+    if one is not None and other is not None:
+        raise _bad("tool_choice", "tool_choice asks for a call, and the text is to follow something else")
+    return one if other is None else other
 
 
 def completion_jobs(body: CompletionRequest, model: Model, ceiling: int) -> tuple[list[Job], list[str]]:
@@ -90,7 +140,7 @@ def chat_ids(
     model: Model,
     messages: Sequence[Message],
     *,
-    tools: Sequence[Tool] | None,
+    tools: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool | None,
     kwargs: Mapping[str, Any] | None,
 ) -> list[int]:
@@ -106,7 +156,7 @@ def chat_ids(
         model.llm.tokenizer,
         [_plain_message(message, template.source) for message in messages],
         add_generation_prompt=add_generation_prompt is not False,
-        tools=[tool.model_dump(exclude_none=True) for tool in tools] if tools else None,
+        tools=tools or None,
         **(kwargs or {}),
     )
 
@@ -120,10 +170,14 @@ def tokenize(body: TokenizeRequest, model: Model) -> list[int]:
     return chat_ids(
         model,
         body.messages,
-        tools=body.tools,
+        tools=[_plain(tool) for tool in body.tools or ()],
         add_generation_prompt=body.add_generation_prompt,
         kwargs=body.chat_template_kwargs,
     )
+
+
+def _plain(tool: Tool) -> dict[str, Any]:
+    return tool.model_dump(exclude_none=True)
 
 
 def _plain_message(message: Message, template: str) -> dict[str, Any]:

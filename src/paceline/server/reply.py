@@ -113,9 +113,10 @@ class Reply:
         source = self._sources[index]
         told = "" if source is None else f',"paceline":{dumps(source.of(chunk))}'
         parts: list[str] = []
-        for piece, logprobs in choice.pieces(chunk):
-            parts.append(self._event(index, piece, logprobs, told))
-            told = ""
+        pieces = choice.pieces(chunk)
+        for left, (piece, logprobs) in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
+            parts.append(self._event(index, piece, logprobs, "" if left else told))
+        told = "" if pieces else told
         if chunk.completion is not None:
             self._done[index] = chunk.completion
             parts.append(self._closing(index, choice, chunk.completion, told))
