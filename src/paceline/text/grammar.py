@@ -46,7 +46,7 @@ _NAMES: dict[str, tuple[str, str]] = {
     "json_schema": ("JSON schema", "simplify it; docs/structured.md lists the keywords that are supported"),
     "regex": (
         "regular expression",
-        "it is matched as a whole; anchors, look-around and back-references are not supported",
+        "it is matched as a whole; look-around and back-references are not supported",
     ),
     "choice": ("list of choices", "give fewer or shorter ones"),
     "tools": ("description of the tools", "simplify their schemas; see docs/structured.md"),

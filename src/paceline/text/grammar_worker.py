@@ -45,7 +45,7 @@ LIMITS = LLParserLimits(
 
 
 def grammar_text(kind: str, source: Any) -> str:
-    """What a matcher is made from. Raises ValueError for a source that cannot be read at all."""
+    """What a matcher is made from. Raises what llguidance does for a source that cannot be read at all."""
     if kind == "json_object":
         return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=STYLE))
     if kind == "json_schema":
@@ -116,7 +116,7 @@ def answer(tokenizer: LLTokenizer, kind: str, source: Any) -> dict[str, str]:
         grammar = grammar_text(kind, source)
     except RecursionError:
         return {"refused": "it nests too deeply"}
-    except ValueError as error:
+    except Exception as error:  # the converter of GBNF has errors of its own, and others
         return {"refused": " ".join(str(error).split())[:300]}
     made = matcher(tokenizer, grammar)
     return {"refused": reason(made)} if made.is_error() else {"grammar": grammar}
