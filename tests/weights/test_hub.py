@@ -22,7 +22,7 @@ import pytest
 
 from paceline.errors import ModelFileError, ResourceError, UnsupportedModelError, UsageError
 from paceline.weights import hub
-from paceline.weights.hub import WheelModel, choose_file, pull, resolve
+from paceline.weights.hub import WheelModel, choose, choose_file, pull, resolve
 from support.privileges import without_privileges
 
 SOURCES = Path(hub.__file__).parents[2]
@@ -277,7 +277,7 @@ def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.touch()
     assert resolve(str(file)) == file
-    with pytest.raises(UsageError, match="is a file here already"):
+    with pytest.raises(UsageError, match="is here already"):
         pull(str(file))
 
 
@@ -318,7 +318,8 @@ def test_one_file_is_chosen(files: list[str], quant: str | None, expected: str) 
         (FILES, "Q4", "no file of quant 'Q4'"),
         (["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", "has several files of quant 'Q4_0'"),
         (["a-Q4_0.gguf", "b-Q8_0.gguf"], None, "has no file of quant 'Q4_K_M'"),
-        (["model.safetensors"], None, "o/r@main has no GGUF file"),
+        (["model.safetensors"], None, "o/r@main has no GGUF file, nor a folder of safetensors"),
+        (["pytorch_model.bin", "config.json"], None, "has no GGUF file, nor a folder of safetensors"),
     ],
 )
 def test_none_is_guessed(files: list[str], quant: str | None, named: str) -> None:
@@ -333,6 +334,37 @@ def test_split_models_are_refused_before_they_are_fetched() -> None:
         choose_file("o/r@main", FILES, "F16")
 
 
+FOLDER = [
+    "README.md",
+    "config.json",
+    "consolidated.safetensors",
+    "generation_config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "onnx/model.safetensors",
+    "pytorch_model.bin",
+    "tokenizer.json",
+    "tokenizer.model",
+]
+
+
+def test_a_folder_is_chosen_without_duplicates() -> None:
+    assert choose("o/r@main", FOLDER, None) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    assert choose("o/r@main", [*FOLDER, "model.safetensors"], None)[-1] == "model.safetensors"
+    assert choose("o/r@main", ["odd.safetensors", "config.json"], None) == ["config.json", "odd.safetensors"]
+    assert choose("o/r@main", [*FOLDER, "m.gguf"], None) == ["m.gguf"]
+    with pytest.raises(UsageError, match=r"no file of quant 'q8'\nhint: leave :q8 out; --quantize q8"):
+        choose("o/r@main", FOLDER, "q8")
+
+
 # The hub, as its client sees it
 
 COMMIT = "1" * 40
@@ -341,7 +373,10 @@ COMMIT = "1" * 40
 class HubHandler(BaseHTTPRequestHandler):
     """The few answers of a model hub that listing and fetching need."""
 
-    files: ClassVar = {"m-Q4_K_M.gguf": b"four", "m-Q8_0.gguf": b"eight", "README.md": b""}
+    repositories: ClassVar = {
+        "org/name-GGUF": {"m-Q4_K_M.gguf": b"four", "m-Q8_0.gguf": b"eight", "README.md": b""},
+        "org/folder": {"config.json": b"{}", "model.safetensors": b"weights", "model.bin": b"pickle"},
+    }
 
     def do_HEAD(self) -> None:
         self.answer()
@@ -351,14 +386,15 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         path = self.path.split("?")[0]
-        if path == "/api/models/org/name-GGUF/revision/main":
-            siblings = [{"rfilename": name} for name in self.files]
-            body = json.dumps({"id": "org/name-GGUF", "sha": COMMIT, "siblings": siblings}).encode()
-            return self.reply(200, body, {"Content-Type": "application/json"})
-        name = path.rsplit("/", 1)[-1]
-        if path in (f"/org/name-GGUF/resolve/main/{name}", f"/org/name-GGUF/resolve/{COMMIT}/{name}"):
-            etag = hashlib.sha1(self.files[name]).hexdigest()
-            return self.reply(200, self.files[name], {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
+        for repo, files in self.repositories.items():
+            if path == f"/api/models/{repo}/revision/main":
+                siblings = [{"rfilename": name} for name in files]
+                body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
+                return self.reply(200, body, {"Content-Type": "application/json"})
+            name = path.rsplit("/", 1)[-1]
+            if path in (f"/{repo}/resolve/main/{name}", f"/{repo}/resolve/{COMMIT}/{name}"):
+                etag = hashlib.sha1(files[name]).hexdigest()
+                return self.reply(200, files[name], {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
         wrong = "RevisionNotFound" if "name-GGUF" in path else "RepoNotFound"
         return self.reply(404, b"{}", {"X-Error-Code": wrong, "X-Error-Message": wrong})
 
@@ -412,6 +448,16 @@ def test_a_hub_reference_is_fetched_and_then_found_offline(endpoint: str, tmp_pa
     assert ask_hub("org/name-GGUF", "http://127.0.0.1:9", tmp_path) == str(path)
     missing = ask_hub("org/name-GGUF:Q2_K", endpoint, tmp_path, HF_HUB_OFFLINE="1")
     assert missing.startswith("UsageError org/name-GGUF@main in the cache has no file of quant 'Q2_K'")
+
+
+def test_a_folder_is_fetched_and_then_found_offline(endpoint: str, tmp_path: Path) -> None:
+    path = Path(ask_hub("org/folder", endpoint, tmp_path))
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == {
+        "config.json": b"{}",
+        "model.safetensors": b"weights",
+    }
+    assert ask_hub("org/folder@main", endpoint, tmp_path, HF_HUB_OFFLINE="1") == str(path)
+    assert ask_hub("org/folder", "http://127.0.0.1:9", tmp_path) == str(path)
 
 
 def test_what_the_hub_does_not_have(endpoint: str, tmp_path: Path) -> None:

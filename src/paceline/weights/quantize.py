@@ -1,13 +1,14 @@
 """Rounding weights to 8 or 4 bits while a model loads: symmetric, in groups of 32 along a row.
 
-`q8` rounds to nearest, with the scale that the largest value of a group sets. `q4` has sixteen levels, -8 to 7
-times a scale; of several first guesses it keeps the one whose least-squares scale leaves the smallest squared
-error, and rounds once more to that scale. Neither needs calibration data. The results are ggml's Q8_0 and
-Q4_0 blocks, so they run as those do.
+`q8` rounds to nearest; the largest value of a group sets its scale. `q4` has sixteen levels, -8 to 7 times a
+scale. Of several first guesses it keeps the one whose least-squares scale leaves the smallest squared error,
+and rounds once more to that scale. Neither needs calibration data. The results are ggml's Q8_0 and Q4_0
+blocks, so they run as those do.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,7 +22,7 @@ METHODS = {"q8": TensorType.Q8_0, "q4": TensorType.Q4_0}
 """By the name that users give."""
 
 _GROUP = 32
-_CHUNK_ELEMENTS = 1 << 17  # what a thread works on stays in its cache
+_CHUNK_ELEMENTS = 1 << 16  # what a thread works on stays in its cache
 _GUESSES = np.linspace(-8.8, -6.4, 9, dtype=np.float32)
 """Levels that the largest value of a group is tried at; half a level beyond -8 clips it."""
 
@@ -62,7 +63,7 @@ def quantize(name: str, rows: int, cols: int, read: Callable[[int, int], Floats]
                 "the folder is damaged; download it again",
             )
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(work, range(0, rows, step)):
             pass
     return out.view(np.uint8).reshape(-1)
@@ -80,10 +81,10 @@ def _q4_0(groups: Floats, out: Blocks) -> None:
     peak = np.take_along_axis(groups, at[:, None], axis=1)[:, 0]
     best = np.zeros(len(groups), np.float32)
     scale = np.zeros(len(groups), np.float32)
+    inverse, levels = _inverse(peak), np.empty_like(groups)
     for guess in _GUESSES:
-        levels = _levels(groups, guess * _inverse(peak))
-        product = np.einsum("ij,ij->i", groups, levels)
-        norm = np.einsum("ij,ij->i", levels, levels)
+        _levels(groups, guess * inverse, levels)
+        product, norm = np.vecdot(groups, levels), np.vecdot(levels, levels)
         # With the best scale, product / norm, the squared error is that of zeros less this.
         gain = product * product * _inverse(norm)
         better = gain > best
@@ -92,14 +93,15 @@ def _q4_0(groups: Floats, out: Blocks) -> None:
     # What is no number loses every comparison above; it must reach the scale to be noticed.
     rounded = (scale + np.float32(0) * peak).astype(np.float16)
     out["d"] = rounded
-    codes = (_levels(groups, _inverse(rounded.astype(np.float32))) + 8).astype(np.uint8)
+    _levels(groups, _inverse(rounded.astype(np.float32)), levels)
+    codes = (levels + 8).astype(np.uint8)
     out["qs"] = codes[:, :16] | (codes[:, 16:] << np.uint8(4))
 
 
-def _levels(groups: Floats, inverse: Floats) -> Floats:
-    levels = groups * inverse[:, None]
-    np.rint(levels, out=levels)
-    return np.clip(levels, -8, 7, out=levels)
+def _levels(groups: Floats, inverse: Floats, out: Floats) -> None:
+    np.multiply(groups, inverse[:, None], out=out)
+    np.rint(out, out=out)
+    np.clip(out, -8, 7, out=out)
 
 
 def _inverse(values: Floats) -> Floats:
