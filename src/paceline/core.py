@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -346,6 +346,7 @@ class Prices:
     extra: Sequence[float]
 
 
+@runtime_checkable
 class CostlyDrafter(Drafter, Protocol):
     """A drafter whose guesses cost passes of a model: asked for all requests together, and told the prices.
 
@@ -354,9 +355,10 @@ class CostlyDrafter(Drafter, Protocol):
     """
 
     def propose_many(
-        self, contexts: Sequence[Context], budgets: Sequence[int], prices: Prices
+        self, contexts: Sequence[Context], budgets: Sequence[int], prices: Prices | None
     ) -> list[Draft]:
-        """Offer drafts of at most `budgets[i]` nodes for all requests, as far as they pay."""
+        """Offer drafts of at most `budgets[i]` nodes for all requests: as far as they pay, or, when no
+        prices are given, of that length."""
         ...
 
     def price(self, context: Context) -> float:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.drafters import registry
+from paceline.drafters.loading import Host
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import UsageError
+from support.draft_models import FixedCosts, draft_model
+from support.stub_target import RandomRule
+from support.tiny_tokenizer import tiny_tokenizer
 
 
 def create(spec):
@@ -18,8 +24,9 @@ def configure(spec):
 
 
 def test_every_name_builds_a_drafter_of_that_name():
-    assert {name: create(name).name for name in registry.names()} == {n: n for n in registry.names()}
-    assert set(registry.names()) == {"grammar", "ngram", "suffix", "prediction"}
+    lookups = [name for name in registry.names() if name != "model"]
+    assert {name: create(name).name for name in lookups} == {n: n for n in lookups}
+    assert set(registry.names()) == {"grammar", "ngram", "suffix", "prediction", "model"}
 
 
 @pytest.mark.parametrize(
@@ -90,8 +97,50 @@ def test_a_fixed_draft_length_goes_to_the_planner():
         ([7], r"speculate is \[7\]"),
         ("auto:file=x", r"'auto' takes no option 'file'"),
         ("", r"no drafter ''"),
+        ("model", r"drafter 'model' needs a model\nhint: write model:MODEL"),
+        ("draft-model:vocabulary=text", r"needs a model"),
+        ("model:a.gguf,vocabulary=some", r"option vocabulary of model is 'some'"),
+        ("model:a.gguf,max_model_len=x", r"option max_model_len of model is 'x'"),
+        ("model:a.gguf,b.gguf", r"'b.gguf' without a value"),
+        ({"method": "model", "modle": "a.gguf"}, r"model has no option 'modle'\nhint: did you mean 'model'"),
     ],
 )
 def test_what_cannot_mean_anything_is_refused_with_the_next_step(spec, message):
     with pytest.raises(UsageError, match=message):
         configure(spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "model:org/name:Q4_K_M,max_model_len=99",
+        "draft-model:model=org/name:Q4_K_M,max_model_len=99",
+        {"method": "draft_model", "model": "org/name:Q4_K_M", "max_model_len": 99},
+        {"method": "draft-simple", "draft_model": "org/name:Q4_K_M", "max_model_len": "99"},
+    ],
+)
+def test_a_draft_model_is_named_in_every_spelling(spec, monkeypatch):
+    """Its options are checked without a target; with one it is loaded, once."""
+    assert configure(spec).drafters == []
+    asked = []
+    row = registry.REGISTRY["model"]
+    loaded = draft_model(RandomRule(100))
+
+    def build(**options):
+        asked.append(options)
+        return loaded
+
+    monkeypatch.setitem(registry.REGISTRY, "model", replace(row, build=build))
+    host = Host(tiny_tokenizer(), 100, None, FixedCosts)
+    assert registry.configure(spec, vocab_size=100, host=host).drafters == [loaded]
+    assert asked == [{"model": "org/name:Q4_K_M", "max_model_len": 99, "host": host}]
+
+
+def test_a_path_may_hold_what_options_are_made_of():
+    host_rows = registry.REGISTRY["model"]
+    assert host_rows.first == "model"
+    assert registry._parse("model:/a/b=c.gguf,vocabulary=text") == (
+        "model",
+        {"model": "/a/b=c.gguf", "vocabulary": "text"},
+    )
+    assert registry._parse("model:C:/models/x.gguf") == ("model", {"model": "C:/models/x.gguf"})

@@ -126,51 +126,18 @@ class ModelDrafter:
         self.model = model
         self.pairing = translator.pairing
         self.cache = DraftCache(model)
-        self.calibration = Calibration(_WEIGHTS)
         self.broken: str | None = None
         self._translator = translator
         self._choices = _Choices(self.pairing)
         self._ends = translator.target.eog_ids
         self._costs = costs
         self._clock = clock
-        self._hope = _FIRST_HOPE
-        self._mean_length = _FIRST_LENGTH
-        self._seats: dict[int, _Seat] = {}
+        self.reset()
 
     def propose(self, context: Context, budget: int) -> Draft:
-        return self._draft([context], [budget], None)[0]
+        return self.propose_many([context], [budget], None)[0]
 
     def propose_many(
-        self, contexts: Sequence[Context], budgets: Sequence[int], prices: Prices
-    ) -> list[Draft]:
-        return self._draft(contexts, budgets, prices)
-
-    def price(self, context: Context) -> float:
-        seat = self._seats.get(context.request)
-        if seat is None:
-            return self._costs.cost(len(context.tokens))
-        lag = len(seat.spelling.ids) - len(seat.track) + len(context.tokens) - seat.length
-        return self._costs.cost(max(1, lag))
-
-    def commit(self, context: Context, outcome: Outcome | None) -> None:  # noqa: ARG002
-        seat = self._seats.get(context.request)
-        if seat is not None and seat.offer.guesses:
-            self._follow(seat, context)
-
-    def forget(self, context: Context) -> None:
-        seat = self._seats.pop(context.request, None)
-        if seat is not None:
-            self._follow(seat, context)
-            self.cache.release(seat.track)
-        length = len(context.tokens) - context.prompt_length
-        self._mean_length += 0.1 * (length - self._mean_length)
-
-    def reset(self) -> None:
-        """Forget all requests and cached text, keep what was learnt; also after an interruption."""
-        self._seats.clear()
-        self.cache.clear()
-
-    def _draft(
         self, contexts: Sequence[Context], budgets: Sequence[int], prices: Prices | None
     ) -> list[Draft]:
         drafts = [Draft.empty()] * len(contexts)
@@ -193,6 +160,34 @@ class ModelDrafter:
             if growth is not None and growth.written:
                 drafts[i] = self._finish(growth)
         return drafts
+
+    def price(self, context: Context) -> float:
+        seat = self._seats.get(context.request)
+        if seat is None:
+            return self._costs.cost(len(context.tokens))
+        lag = len(seat.spelling.ids) - len(seat.track) + len(context.tokens) - seat.length
+        return self._costs.cost(max(1, lag))
+
+    def commit(self, context: Context, outcome: Outcome | None) -> None:  # noqa: ARG002
+        seat = self._seats.get(context.request)
+        if seat is not None and seat.offer.guesses:
+            self._follow(seat, context)
+
+    def forget(self, context: Context) -> None:
+        seat = self._seats.pop(context.request, None)
+        if seat is not None:
+            self._follow(seat, context)
+            self.cache.release(seat.track)
+        length = len(context.tokens) - context.prompt_length
+        self._mean_length += 0.1 * (length - self._mean_length)
+
+    def reset(self) -> None:
+        """Forget all text and all that was learnt; also after an interruption."""
+        self.calibration = Calibration(_WEIGHTS)
+        self._hope = _FIRST_HOPE
+        self._mean_length = _FIRST_LENGTH
+        self._seats: dict[int, _Seat] = {}
+        self.cache.clear()
 
     def _begin(self, context: Context, budget: int) -> _Growth | None:
         if budget <= 0 or not context.tokens:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.core import Drafter, is_whole
 from paceline.drafters.grammar import GrammarDrafter
+from paceline.drafters.loading import Host, load_model_drafter, vocabulary
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.suffix import SuffixDrafter
@@ -24,13 +25,16 @@ class Row:
         build: the class or function that makes it; its keyword arguments are the options.
         options: option name -> (keyword of `build`, conversion); several names may mean one keyword.
         aliases: names of the same method in other engines.
-        shared: which of vocab_size and identity `build` takes.
+        shared: which of vocab_size, identity and host `build` takes. One that takes the host is a model,
+            and built only when there is one.
+        first: the option that a value without a name is for, as in "name:VALUE"; it must be given.
     """
 
     build: Callable[..., Drafter]
     options: Mapping[str, tuple[str, Callable[[Any], Any]]]
     aliases: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    first: str = ""
 
 
 def whole_number(value: Any) -> int:
@@ -53,6 +57,20 @@ REGISTRY: dict[str, Row] = {
     ),
     "grammar": Row(GrammarDrafter, {}),
     "prediction": Row(PredictionDrafter, {}, ("predicted-outputs",), ("vocab_size",)),
+    "model": Row(
+        load_model_drafter,
+        {
+            "model": ("model", path),
+            "draft_model": ("model", path),
+            "vocabulary": ("vocabulary", vocabulary),
+            "max_model_len": ("max_model_len", whole_number),
+            "threads": ("threads", whole_number),
+            "quantize": ("quantize", path),
+        },
+        ("draft-model", "draft", "draft-simple", "standalone"),
+        ("host",),
+        first="model",
+    ),
     "ngram": Row(
         NgramDrafter,
         {
@@ -84,13 +102,16 @@ class Speculation:
 Spec = str | Mapping[str, Any]
 
 
-def configure(speculate: Spec | Sequence[Spec], *, vocab_size: int, identity: str = "") -> Speculation:
+def configure(
+    speculate: Spec | Sequence[Spec], *, vocab_size: int, identity: str = "", host: Host | None = None
+) -> Speculation:
     """Turn "off", "auto", one drafter or a list of them into drafters.
 
     Args:
         speculate: as the user gave it.
         vocab_size: of the target; no drafter proposes ids outside it.
         identity: of the model and its tokenizer; what is stored under one is never read under another.
+        host: the target, for drafters that are models; None checks their options and leaves them out.
     """
     if speculate == "off":
         return Speculation()
@@ -113,15 +134,24 @@ def configure(speculate: Spec | Sequence[Spec], *, vocab_size: int, identity: st
         if name == "auto" and options:
             raise UsageError(f"'auto' takes no option {next(iter(options))!r}", "name the drafter it is for")
         for each in names:
-            drafter = create({"method": each, **options}, vocab_size=vocab_size, identity=identity)
+            one: Spec = {"method": each, **options}
+            drafter = _build(one, vocab_size=vocab_size, identity=identity, host=host)
+            if drafter is None:
+                continue
             if any(drafter.name == other.name for other in drafters):
                 raise UsageError(f"{drafter.name!r} is given twice", "give each drafter once")
             drafters.append(drafter)
     return Speculation(drafters, length)
 
 
-def create(spec: Spec, *, vocab_size: int, identity: str = "") -> Drafter:
+def create(spec: Spec, *, vocab_size: int, identity: str = "", host: Host | None = None) -> Drafter:
     """Build one drafter from "name", "name:key=value,..." or {"method": name, key: value}."""
+    drafter = _build(spec, vocab_size=vocab_size, identity=identity, host=host)
+    assert drafter is not None, "a draft model needs to know its target"
+    return drafter
+
+
+def _build(spec: Spec, *, vocab_size: int, identity: str, host: Host | None) -> Drafter | None:
     name, options = _parse(spec)
     row = REGISTRY[_canonical(name)]
     arguments: dict[str, Any] = {}
@@ -135,7 +165,11 @@ def create(spec: Spec, *, vocab_size: int, identity: str = "") -> Drafter:
             raise UsageError(
                 f"option {key} of {name} is {value!r}", f"give a {convert.__name__.replace('_', ' ')}"
             ) from None
-    offers = {"vocab_size": vocab_size, "identity": identity}
+    if row.first and row.first not in arguments:
+        raise UsageError(f"drafter {name!r} needs a {row.first}", f"write {name}:{row.first.upper()}")
+    if "host" in row.shared and host is None:
+        return None
+    offers = {"vocab_size": vocab_size, "identity": identity, "host": host}
     return row.build(**arguments, **{key: offers[key] for key in row.shared})
 
 
@@ -158,7 +192,10 @@ def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
             raise UsageError("a drafter given as a mapping needs 'method'", f"known: {', '.join(REGISTRY)}")
         return name, options
     name, _, rest = spec.partition(":")
+    row = REGISTRY.get(_canonical(name)) if rest and name not in ("auto", "off") else None
     pairs = [item.partition("=") for item in rest.split(",") if item]
+    if row is not None and row.first and pairs and pairs[0][0] not in row.options:
+        pairs[0] = (row.first, "=", "".join(pairs[0]))
     for key, equals, _ in pairs:
         if not equals:
             raise UsageError(f"{spec!r} has {key!r} without a value", f"write {name}:{key}=VALUE")

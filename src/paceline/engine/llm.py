@@ -12,6 +12,7 @@ from typing import Any, Self, overload
 
 from paceline.core import Completion, Constraint, SamplingParams, Target, is_whole, token_ids
 from paceline.drafters import registry
+from paceline.drafters.loading import Host
 from paceline.engine.engine import Engine
 from paceline.engine.request import Chunk, Request
 from paceline.errors import PacelineError, RequestError, UsageError, suggest
@@ -158,6 +159,9 @@ class LLM:
         self._file = file
         self._identity = "" if file is None else file.identity()
         self.default_params = SamplingParams() if file is None else default_sampling(file.metadata)
+        self._host = Host(
+            tokenizer, target.vocab_size, getattr(target, "threads", None), measure=PassTime.measure
+        )
         self._planners: dict[str, Planner] = {}
         self._choosing = threading.Lock()  # guards the planners
         self._lock = threading.Lock()  # guards the engine
@@ -286,7 +290,7 @@ class LLM:
         """Forget cached prompts and what drafters learnt from earlier answers."""
         with self._choosing, self._lock:
             self.engine.clear_cache()
-            self._planners.clear()
+            self._forget_drafters()
 
     def close(self) -> None:
         """Let drafters save what they keep, and let go of the model file. The LLM is of no use afterwards."""
@@ -359,7 +363,7 @@ class LLM:
                 self.engine.step()
             except BaseException:
                 if self.engine.torn:
-                    self._planners.clear()  # a drafter may have been caught half-way
+                    self._forget_drafters()  # one may have been caught half-way
                 raise
             self._sweep()
 
@@ -408,7 +412,8 @@ class LLM:
     def _planner(self, speculate: Speculate, *, predicting: bool) -> Planner:
         """The planner of a way to speculate; kept, because drafters learn."""
         try:
-            key = json.dumps([speculate, predicting], sort_keys=True)
+            # These are the same with a prediction and without, and are to learn as one.
+            key = json.dumps([speculate, predicting and speculate not in ("auto", "off")], sort_keys=True)
         except (TypeError, ValueError):
             raise UsageError(f"speculate is {speculate!r}", "use names and plain options") from None
         with self._choosing:
@@ -418,9 +423,15 @@ class LLM:
                 self._planners[key] = self._new_planner(speculate, predicting)
             return self._planners[key]
 
+    def _forget_drafters(self) -> None:
+        self._planners.clear()
+        self._host.reset()
+
     def _new_planner(self, speculate: Speculate, predicting: bool) -> Planner:
         vocab_size = self.engine.target.vocab_size
-        speculation = registry.configure(speculate, vocab_size=vocab_size, identity=self._identity)
+        speculation = registry.configure(
+            speculate, vocab_size=vocab_size, identity=self._identity, host=self._host
+        )
         drafters = speculation.drafters
         if predicting and drafters and all(drafter.name != "prediction" for drafter in drafters):
             drafters.append(registry.create("prediction", vocab_size=vocab_size))

@@ -14,12 +14,15 @@ pass its rows are no longer cheap, fewer and fewer drafts are worth one, and in 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
-from paceline.core import ROOT, Context, Draft, Drafter, Outcome
+from paceline.core import ROOT, Context, CostlyDrafter, Draft, Drafter, Outcome, Prices
 from paceline.planning.merge import allowed, merge, select
 from paceline.planning.pass_time import PassTime
+from paceline.planning.venture import Venture
 
 _NOTHING = Draft.empty()
 
@@ -184,6 +187,14 @@ class _Prices:
         first = self._base_rows + len(self.extra)
         self.extra += [cost - self._base for cost in self._pass_time.costs(first, self._base_rows + rows)]
 
+    def behind(self, rows: int) -> _Prices:
+        """What rows cost behind so many that others get."""
+        if not rows:
+            return self
+        later = copy(self)
+        later.extra = [cost - self.extra[rows] for cost in self.extra[rows:]]
+        return later
+
     def buy(self, paths: Sequence[float]) -> int:
         """How many of these nodes to take."""
         self.reach(len(paths))
@@ -217,6 +228,11 @@ class Planner:
         self._clock = clock
         self._records: dict[int, _Record] = {}
         self._trust = {drafter.name: _Trust() for drafter in self.drafters}
+        self._costly: dict[str, CostlyDrafter] = {
+            drafter.name: drafter for drafter in self.drafters if isinstance(drafter, CostlyDrafter)
+        }
+        self._ventures = {name: Venture() for name in self._costly}
+        self._staked: dict[int, dict[str, float]] = {}  # plain tokens that bought rows cost, by source
 
     @property
     def speculates(self) -> bool:
@@ -245,6 +261,8 @@ class Planner:
                 self._record(context).crowded = True
             return [_NOTHING] * len(contexts)
         drafts = [self._ask(c, room, prices.token) for c, room in zip(contexts, rooms, strict=True)]
+        for drafter in self._costly.values():
+            drafts = self._consult(drafter, contexts, rooms, drafts, prices)
         paths = [self._paths(draft) if len(draft) else [] for draft in drafts]
         nodes = [(-path, i, node) for i, some in enumerate(paths) for node, path in enumerate(some)]
         if not nodes:
@@ -257,7 +275,9 @@ class Planner:
         for _, owner, node in nodes:
             chosen[owner].append(node)
         return [
-            self._take(self._record(context), draft, some, its, prices) if its else _NOTHING
+            self._take(context.request, draft, some, its, prices.behind(len(nodes) - len(its)))
+            if its
+            else _NOTHING
             for context, draft, some, its in zip(contexts, drafts, paths, chosen, strict=True)
         ]
 
@@ -270,12 +290,17 @@ class Planner:
                     trust.record(chances[node], hit)
         if record := self._records.get(context.request):
             record.stake.settle(len(outcome.path) if outcome else 0)
+        if self._costly:
+            self._settle(context, outcome)
         for drafter in self.drafters:
             drafter.commit(context, outcome)
 
     def forget(self, context: Context) -> None:
         """The request is over."""
         self._records.pop(context.request, None)
+        self._staked.pop(context.request, None)
+        for venture in self._ventures.values():
+            venture.forget(context.request)
         for drafter in self.drafters:
             drafter.forget(context)
 
@@ -296,14 +321,15 @@ class Planner:
             return "the text ended before a draft could be made"
         if record.bought:
             return None
-        if not record.offered:
+        if not record.offered and not self._costly:
             return "no drafter knew how this text might go on"
         return "no draft was likely enough to be worth its time"
 
     def _record(self, context: Context) -> _Record:
         record = self._records.get(context.request)
         if record is None:
-            accounts = {drafter.name: _Account() for drafter in self.drafters}
+            cheap = [drafter for drafter in self.drafters if drafter.name not in self._costly]
+            accounts = {drafter.name: _Account() for drafter in cheap}
             record = self._records[context.request] = _Record(accounts)
         return record
 
@@ -315,13 +341,18 @@ class Planner:
         record = self._record(context)
         offers: list[Draft] = []
         for drafter in self.drafters:
-            account = record.accounts[drafter.name]
+            account = record.accounts.get(drafter.name)
+            if account is None:
+                continue
             if self.draft_length or account.may_ask(token):
                 start = self._clock()
                 offers.append(allowed(drafter.propose(context, budget), context.constraint))
                 account.asked(self._clock() - start)
         record.asked += 1
-        draft = merge(offers)
+        return self._within(merge(offers), budget, record)
+
+    def _within(self, draft: Draft, budget: int, record: _Record) -> Draft:
+        """The likeliest `budget` nodes."""
         record.offered += len(draft)
         if len(draft) <= budget:
             return draft
@@ -329,15 +360,68 @@ class Planner:
         likeliest = sorted(range(len(draft)), key=lambda i: (-paths[i], i))
         return select(draft, sorted(likeliest[:budget]))
 
+    def _consult(
+        self,
+        drafter: CostlyDrafter,
+        contexts: Sequence[Context],
+        rooms: Sequence[int],
+        drafts: list[Draft],
+        prices: _Prices,
+    ) -> list[Draft]:
+        """Ask a drafter that costs passes of its own, for all requests that nothing better is known for."""
+        venture = self._ventures[drafter.name]
+        budgets = [min(room, self.max_draft) for room in rooms]
+        asked = [
+            i
+            for i, context in enumerate(contexts)
+            if (venture.may_ask(context.request) or self.draft_length is not None)
+            and budgets[i] > 0
+            and sum(self._paths(drafts[i])) < 1.0
+        ]
+        if not asked:
+            return drafts
+        prices.reach(sum(budgets[i] for i in asked))
+        terms = Prices(prices.plain, prices.decoding, prices.extra) if self.draft_length is None else None
+        start = self._clock()
+        offers = drafter.propose_many([contexts[i] for i in asked], [budgets[i] for i in asked], terms)
+        spent = self._clock() - start
+        drafted = [i for i, offer in zip(asked, offers, strict=True) if len(offer)]
+        for i in drafted or asked:
+            venture.settle(contexts[i].request, -spent / prices.token / len(drafted or asked))
+        if not drafted:
+            first = contexts[asked[0]]
+            if drafter.price(first) < venture.probes * prices.token:
+                start = self._clock()
+                offers[0] = drafter.propose(first, 1)
+                venture.probes -= (self._clock() - start) / prices.token
+        prices.plain += spent
+        merged = list(drafts)
+        for i, offer in zip(asked, offers, strict=True):
+            offer = allowed(offer, contexts[i].constraint)
+            record = self._record(contexts[i])
+            record.asked += 1
+            merged[i] = self._within(merge([drafts[i], offer]), budgets[i], record)
+        return merged
+
+    def _settle(self, context: Context, outcome: Outcome | None) -> None:
+        """Pay costly drafters for what was accepted of theirs, less what their rows cost."""
+        staked = self._staked.pop(context.request, {})
+        sources = [outcome.draft.sources[node] for node in outcome.path] if outcome else []
+        for name, venture in self._ventures.items():
+            won = sources.count(name) - staked.get(name, 0.0)
+            if won:
+                venture.settle(context.request, won)
+
     def _take(
         self,
-        record: _Record,
+        request: int,
         draft: Draft,
         paths: Sequence[float],
         chosen: list[int],
         prices: _Prices,
     ) -> Draft:
         """What one request gets of the nodes chosen for it, likeliest first, as far as its stake allows."""
+        record = self._records[request]
         if self.draft_length is None:
             del chosen[_affordable(record.stake, draft, paths, chosen, prices) :]
         record.bought += len(chosen)
@@ -349,6 +433,10 @@ class Planner:
         for source, seconds in earned.items():  # the time that its nodes save, net of their rows' own
             if account := record.accounts.get(source):
                 account.earn(seconds)
+        if self._costly and chosen:
+            row = prices.extra[len(chosen)] / len(chosen) / prices.token
+            counts = Counter(draft.sources[node] for node in chosen)
+            self._staked[request] = {source: count * row for source, count in counts.items()}
         return select(draft, sorted(chosen))
 
     def _paths(self, draft: Draft) -> list[float]:

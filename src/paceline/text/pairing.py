@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.core import Ids
+from paceline.errors import UsageError
 from paceline.text.tokenizer import Tokenizer
 
 Mode = Literal["same", "intersection", "text"]
@@ -92,6 +93,16 @@ class Comparison:
         if self.mode == "text":
             return 0
         return self.draft_size - (self.equal if self.mode == "same" else self.shared)
+
+    def refuse_unless_same(self) -> None:
+        """Raise UsageError, with the first differing ids, if too many differ for masking to make sense."""
+        real = min(self.target_size - self.target_padding, self.draft_size - self.draft_padding)
+        if self.equal < SAME * real:
+            shown = "; ".join(f"{d.token}: {d.target!r} and {d.draft!r}" for d in self.examples[:3])
+            raise UsageError(
+                f"{len(self.differing)} of {real} token ids differ between target and draft model ({shown})",
+                "leave out vocabulary=same, and the ids are translated",
+            )
 
     def remedy(self) -> str:
         """What to know or to do, in a sentence."""
@@ -204,7 +215,8 @@ def _by_meaning(
         if spelled:
             to_target[token] = (control if token in special else plain).get(spelled, -1)
     for mine, its in ((draft.bos_id, target.bos_id), (draft.eos_id, target.eos_id)):
-        if mine is not None and its is not None and to_target[mine] < 0 and mine < len(to_target):
+        both = mine is not None and its is not None and mine < len(ours) and its < len(theirs)
+        if both and to_target[mine] < 0:
             to_target[mine] = its
     return to_target
 

@@ -1,0 +1,109 @@
+"""From the name of a draft model to a drafter for a given target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.core import Target
+from paceline.drafters.model import Costs, ModelDrafter
+from paceline.errors import UsageError, suggest
+from paceline.text.pairing import Mode, pair
+from paceline.text.respelling import Translator
+from paceline.text.tokenizer import Tokenizer
+from paceline.weights import hub
+from paceline.weights.source import open_model
+
+LEAST_CONTEXT = 64
+"""A draft model that sees less text than this is refused."""
+
+_VOCABULARIES: dict[str, Mode | None] = {
+    "auto": None,
+    "same": "same",
+    "intersection": "intersection",
+    "text": "text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The target that is drafted for.
+
+    Attributes:
+        vocab_size: rows of its logits.
+        threads: that a draft model is to use; None means one per physical core.
+        measure: finds the pass times of a draft model.
+        models: draft models that are loaded, by their options: each is loaded once.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    threads: int | None
+    measure: Callable[[Target], Costs]
+    models: dict[tuple[object, ...], ModelDrafter] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """Make the loaded draft models forget all text and all they learnt."""
+        for drafter in self.models.values():
+            drafter.reset()
+
+
+def vocabulary(value: object) -> str:
+    if not isinstance(value, str) or value not in _VOCABULARIES:
+        hint = suggest(str(value), list(_VOCABULARIES))
+        raise UsageError(f"option vocabulary of model is {value!r}", hint)
+    return value
+
+
+def load_model_drafter(
+    host: Host,
+    model: str,
+    *,
+    vocabulary: str = "auto",
+    max_model_len: int | None = None,
+    threads: int | None = None,
+    quantize: str | None = None,
+) -> ModelDrafter:
+    """Load a draft model, or find it loaded.
+
+    Args:
+        model: as `LLM` takes it.
+        vocabulary: how to bring the vocabularies together; "same" refuses a pair whose ids differ.
+        max_model_len: most tokens it follows; None means its own limit, or as much as memory holds.
+
+    Raises:
+        UsageError: the pair cannot work as asked.
+        ModelFileError, UnsupportedModelError, ResourceError: the model cannot be had, read or run.
+    """
+    key = (model, vocabulary, max_model_len, threads, quantize)
+    known = host.models.get(key)
+    if known is None:
+        known = host.models[key] = _load(host, model, vocabulary, max_model_len, threads, quantize)
+    return known
+
+
+def _load(
+    host: Host,
+    model: str,
+    vocabulary: str,
+    max_model_len: int | None,
+    threads: int | None,
+    quantize: str | None,
+) -> ModelDrafter:
+    from paceline.models.target import NativeTarget  # the native part loads only when a model does
+
+    with open_model(hub.resolve(model), quantize) as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+        target = NativeTarget.load(file, threads=threads or host.threads, max_model_len=max_model_len)
+        file.forget_arrays()
+    if target.context_limit < LEAST_CONTEXT:
+        raise UsageError(
+            f"the draft model {model} sees only {target.context_limit} tokens",
+            f"use one with a context of at least {LEAST_CONTEXT}",
+        )
+    mode = _VOCABULARIES[vocabulary]
+    pairing = pair(host.tokenizer, tokenizer, host.vocab_size, target.vocab_size, mode)
+    if mode == "same":
+        pairing.comparison.refuse_unless_same()
+    translator = Translator(host.tokenizer, tokenizer, pairing)
+    return ModelDrafter(target, translator, host.measure(target))

@@ -1,0 +1,67 @@
+"""What drafters that cost time of their own have won and lost, and so whether they are asked.
+
+All in plain tokens: the time that a token takes without drafts. A drafter weighs each pass of its own
+against what it hopes to gain; these purses bound what is lost when its hopes are wrong. One is filled by
+all requests together, one belongs to each request, and a drafter is asked while neither is empty.
+"""
+
+from __future__ import annotations
+
+
+class Purse:
+    """Winnings less costs.
+
+    Args:
+        start: what may be lost before anything was won.
+        most: winnings beyond this are not kept.
+    """
+
+    __slots__ = ("_most", "balance")
+
+    ALLOWANCE = 0.003
+    """Added with every token, so that a loser gets another chance."""
+
+    def __init__(self, start: float, most: float) -> None:
+        self.balance = start
+        self._most = most
+
+    def add(self, tokens: float) -> None:
+        self.balance = min(self.balance + tokens, self._most)
+
+
+class Venture:
+    """One drafter, over all requests.
+
+    Attributes:
+        probes: saved up for asking although nothing is hoped for, which is how hopes get better.
+    """
+
+    START, MOST = 6.0, 24.0
+    START_EACH, MOST_EACH = 1.5, 6.0
+
+    PROBES = 0.004
+    MOST_PROBES = 2.0
+
+    def __init__(self) -> None:
+        self.probes = 0.0
+        self._all = Purse(self.START, self.MOST)
+        self._each: dict[int, Purse] = {}
+
+    def may_ask(self, request: int) -> bool:
+        """Called once per step and request."""
+        purse = self._each.get(request)
+        if purse is None:
+            purse = self._each[request] = Purse(self.START_EACH, self.MOST_EACH)
+        for one in (purse, self._all):
+            one.add(Purse.ALLOWANCE)
+        self.probes = min(self.probes + self.PROBES, self.MOST_PROBES)
+        return purse.balance > 0.0 and self._all.balance > 0.0
+
+    def settle(self, request: int, tokens: float) -> None:
+        """Pay in what was won, or out what was spent."""
+        self._all.add(tokens)
+        if purse := self._each.get(request):
+            purse.add(tokens)
+
+    def forget(self, request: int) -> None:
+        self._each.pop(request, None)
