@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core import ROOT, Draft
-from paceline.planning.merge import merge, select
+from paceline.planning.merge import allowed, merge, select
+from support.grammars import Listed
 
 
 def tree(*nodes: tuple[int, int, float], source: str = "a") -> Draft:
@@ -105,3 +106,32 @@ def test_merging_is_the_union_of_the_paths(some):
     merged = merge(some)
     assert paths(merged) == set().union(*(paths(draft) for draft in some))
     assert all(p < i for i, p in enumerate(merged.parents.tolist()))
+
+
+def test_what_a_constraint_forbids_goes_with_all_that_follows_it():
+    draft = tree(
+        (1, ROOT, 0.5), (2, ROOT, 0.4), (3, 0, 0.9), (4, 0, 0.1), (3, 1, 0.8), (5, 2, 0.7), (6, 4, 0.6)
+    )
+    kept = allowed(draft, Listed([[1, 9], [3], [5, 6]], 32))
+    assert rows(kept) == [(1, ROOT, 0.5, "a", 100), (3, 0, 0.9, "a", 102), (5, 1, 0.7, "a", 105)]
+    assert len(allowed(draft, Listed([[9]], 32))) == 0
+    assert allowed(draft, None) is draft
+    assert allowed(draft, Listed([], 32)) is draft
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    parents=st.lists(st.integers(-1, 8), max_size=12),
+    steps=st.lists(st.one_of(st.none(), st.lists(st.integers(0, 30), max_size=20)), max_size=6),
+)
+def test_what_is_left_is_what_the_constraint_lets_through_node_by_node(parents, steps):
+    nodes = [(i * 2 % 31, min(parent, i - 1), 0.5) for i, parent in enumerate(parents)]
+    draft, constraint = tree(*nodes), Listed(steps, 32)
+    expected: list[int] = []
+    depth: dict[int, int] = {ROOT: -1}
+    for i, (token, parent, _) in enumerate(nodes):
+        depth[i] = depth[parent] + 1
+        now = steps[depth[i]] if depth[i] < len(steps) else None
+        if (parent == ROOT or parent in expected) and (now is None or token in now):
+            expected.append(i)
+    assert allowed(draft, constraint).buckets.tolist() == [100 + i for i in expected]

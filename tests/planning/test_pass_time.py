@@ -134,3 +134,34 @@ def test_scratch_rows_fit_into_few_pages():
     target = TimedTarget()
     target.pages, target.page_size = 1, 6
     assert max(PassTime.measure(target, clock=target.clock).table()) == 6
+
+
+def test_past_the_table_its_last_octave_goes_on_and_is_corrected_by_what_is_seen():
+    times = PassTime({1: 10.0, 8: 16.0, 16: 27.0})
+    assert times.cost(64) == pytest.approx(27.0 + 48 * 11 / 8)
+    assert times.cost(128) == pytest.approx(27.0 + 112 * 11 / 8)
+    assert times.table() == {1: 10.0, 8: 16.0, 16: 27.0}
+    for _ in range(600):
+        times.observe(1, 10.0)
+        times.observe(16, 27.0)
+        times.observe(64, 120.0)
+    assert times.cost(64) == pytest.approx(120.0, rel=0.05)
+    assert times.cost(1) == pytest.approx(10.0, rel=0.05)
+
+
+def test_rows_of_prompts_have_a_price_of_their_own():
+    times = PassTime({1: 10.0, 8: 16.0, 16: 27.0})
+    assert times.cost_with_prompt(0, 32) == pytest.approx(10.0 + 32 * 11 / 8)
+    assert times.cost_with_prompt(8, 32) == pytest.approx(16.0 + 32 * 11 / 8)
+    assert times.prompt_rows(8, 16.0 + 20 * 11 / 8 + 0.01, 99) == 20
+    assert times.prompt_rows(8, 16.0 + 20 * 11 / 8 + 0.01, 10) == 10
+    assert times.prompt_rows(8, 5.0, 99) == 0
+    for _ in range(60):
+        times.observe(8, 16.0 + 32 * 2.0, 32)
+        times.observe(0, 1000.0, 2)  # two rows say nothing about one
+    assert times.cost_with_prompt(8, 32) == pytest.approx(16.0 + 32 * 2.0)
+    assert times.cost(8) == 16.0, "prompts say nothing about the rest"
+
+
+def test_prompt_rows_that_cost_nothing_fill_the_pass():
+    assert PassTime({1: 10.0, 64: 10.0}).prompt_rows(4, 15.0, 500) == 500

@@ -326,3 +326,75 @@ def test_best_prefix_is_the_best_of_all_prefixes(paths, base):
     count = best_prefix(paths, extra, costs[base], base)
     rates = [(base + sum(paths[:n])) / costs[base + n] for n in range(len(paths) + 1)]
     assert rates[count] == pytest.approx(max(rates[0], *(r for r in rates if r > MARGIN * rates[0]), 0))
+
+
+# --- many requests ---------------------------------------------------------------------------------------
+
+WIDE = {1: 10.0e-3, 2: 10.5e-3, 4: 12.0e-3, 8: 16.0e-3, 16: 27.0e-3}
+"""Seconds as measured for a model of half a billion parameters: past 8 rows each takes 1.4 ms."""
+
+
+def bought(chance: float, **company: int) -> int:
+    drafter = fixed([-1], [chance])
+    with with_plenty_at_stake():
+        return len(planner(WIDE, drafter).plan([context()], [4], **company)[0])
+
+
+def test_a_draft_must_beat_the_rate_of_the_pass_it_is_in():
+    # Alone a token takes 10 ms and the second row 0.5.
+    assert [bought(chance) for chance in (0.04, 0.07)] == [0, 1]
+    # Beside 24 prompt rows it takes 1.375: those are paid for, and a token still takes 10 ms.
+    assert [bought(chance, base_rows=25) for chance in (0.13, 0.15)] == [0, 1]
+    # Among 16 texts a token takes 27 / 16 ms, and so a row of 1.375 must be rather sure; prompts or not.
+    assert [bought(chance, decoding=16, base_rows=16) for chance in (0.88, 0.92)] == [0, 1]
+    assert [bought(chance, decoding=16, base_rows=40) for chance in (0.88, 0.92)] == [0, 1]
+
+
+def test_nobody_is_asked_when_the_pass_is_full():
+    drafter = Oracle(next_token)
+    full = planner({1: 1.0, 2: 2.0, 4: 4.0}, drafter)
+    contexts = [context(i) for i in range(2)]
+    assert [len(draft) for draft in full.plan(contexts, [8, 8])] == [0, 0]
+    assert drafter.asked == 0
+    assert full.off_reason(contexts[0]) == (
+        "so many requests shared each pass that no draft could have been worth its time"
+    )
+
+
+def together(drafters, requests: int, steps: int, cost: float) -> tuple[float, float]:
+    """Seconds spent by requests that share every pass, and what plain steps would have taken."""
+    plan_maker = planner(WIDE, *drafters, cost=cost)
+    texts = [context(i) for i in range(requests)]
+    seconds, plain = 0.0, 0.0
+    for _ in range(steps):
+        drafts = plan_maker.plan(texts, [15] * requests)
+        for text, draft in zip(texts, drafts, strict=True):
+            truth, path = list(text.tokens), []
+            for i, token in enumerate(draft.tokens.tolist()):
+                if token != next_token(truth):
+                    break
+                truth.append(token)
+                path.append(i)
+            committed = [*truth[len(text.tokens) :], next_token(truth)]
+            text.tokens += committed
+            plan_maker.commit(text, Outcome(draft, tuple(path), tuple(committed)) if len(draft) else None)
+            plain += len(committed) * plan_maker.pass_time.cost(requests) / requests
+        seconds += plan_maker.pass_time.cost(requests + sum(map(len, drafts)))
+    return seconds + cost * sum(drafter.asked for drafter in drafters), plain
+
+
+@pytest.mark.parametrize("requests", [1, 4, 8, 16, 32])
+@pytest.mark.parametrize("chances", [[0.02] * 8, [0.3] * 8, [0.7] * 8, [0.95] * 8])
+def test_never_slower_with_any_number_of_requests(requests, chances):
+    """Honest drafts at 100 microseconds a question, over texts of 100 steps."""
+    spent, plain = together([SyntheticAcceptance(next_token, chances, VOCAB)], requests, 100, 1.0e-4)
+    assert spent <= plain / 0.98
+    if chances[0] == 0.95:
+        assert plain / spent > {1: 4.0, 4: 1.6, 8: 1.1, 16: 1.0, 32: 0.98}[requests]
+
+
+@pytest.mark.parametrize("requests", [1, 4, 8, 16, 32])
+def test_a_liar_is_found_out_by_any_number_of_requests(requests):
+    """It takes one pass to find out, and that one is dear."""
+    spent, plain = together([Adversary(next_token, VOCAB)], requests, 600, 5.0e-5)
+    assert spent <= plain / 0.98
