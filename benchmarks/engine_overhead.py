@@ -31,9 +31,9 @@ class ConstantTarget:
     """Answers every row with one token, from arrays made beforehand."""
 
     context_limit = 40_000
-    max_rows = 64
+    max_rows = 512
     page_size = 32
-    pages = 1300
+    pages = 4000
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -101,8 +101,10 @@ class Timed:
         setattr(owner, method, timed)
 
 
-def measure(planner: Any, params: SamplingParams, *, vocab_size: int, prompt: int) -> dict[str, float]:
-    """Microseconds per decode step by phase, of one request."""
+def measure(
+    planner: Any, params: SamplingParams, *, vocab_size: int, prompt: int, requests: int
+) -> dict[str, float]:
+    """Microseconds per decode step by phase; the requests share every step and write the same."""
     engine = Engine(ConstantTarget(vocab_size), tiny_tokenizer())
     timed = Timed()
     timed.wrap(engine.target, "forward", "pass")
@@ -111,21 +113,24 @@ def measure(planner: Any, params: SamplingParams, *, vocab_size: int, prompt: in
     timed.wrap(engine, "_hand_over", "hand over")
     timed.wrap(planner, "plan", "plan")
     timed.wrap(planner, "commit", "drafters follow")
-    timed.wrap(planner, "observe", "pass time")
-    request = engine.add([TOKEN + 2, *range(64, 96)] * (prompt // 33 + 1), params, planner, seed=1)
-    while not request.generated:
+    texts = [
+        engine.add([TOKEN + 2, i, *range(64, 96)] * (prompt // 34 + 1), params, planner, seed=1)
+        for i in range(requests)
+    ]
+    while not all(request.generated for request in texts):
         engine.step()
     timed.seconds.clear()
-    steps, start = request.stats.passes, time.perf_counter()
-    while not request.over:
+    steps, tokens, start = engine.counters.passes, engine.counters.generated_tokens, time.perf_counter()
+    while not engine.idle:
         engine.step()
     seconds = time.perf_counter() - start
-    steps = request.stats.passes - steps
+    steps = engine.counters.passes - steps
+    tokens = engine.counters.generated_tokens - tokens
     parts = {name: value / steps * 1e6 for name, value in timed.seconds.items()}
     parts["commit"] -= parts.get("drafters follow", 0.0)
     whole = seconds / steps * 1e6 - parts.pop("pass", 0.0)
     parts["rest"] = whole - sum(parts.values())
-    return {"steps": float(steps), "tokens": request.generated / steps, "whole": whole, **parts}
+    return {"steps": float(steps), "tokens": tokens / steps, "whole": whole, **parts}
 
 
 def main() -> None:
@@ -133,6 +138,7 @@ def main() -> None:
     arguments.add_argument("--tokens", type=int, default=4000)
     arguments.add_argument("--vocab-size", type=int, default=262)
     arguments.add_argument("--prompt", type=int, default=500, help="prompt tokens")
+    arguments.add_argument("--requests", type=int, default=1, help="that share every step")
     asked = arguments.parse_args()
     greedy = SamplingParams(temperature=0.0, max_tokens=asked.tokens)
     sampled = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=asked.tokens, seed=1)
@@ -146,7 +152,9 @@ def main() -> None:
         "sampled chain of 7": (FixedPlanner(ConstantDrafter(7), 7), sampled),
     }
     for name, (planner, params) in arms.items():
-        figures = measure(planner, params, vocab_size=asked.vocab_size, prompt=asked.prompt)
+        figures = measure(
+            planner, params, vocab_size=asked.vocab_size, prompt=asked.prompt, requests=asked.requests
+        )
         parts = "  ".join(f"{key} {value:.1f}" for key, value in figures.items())
         print(f"{name:<20} {parts}")
 
