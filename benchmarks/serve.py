@@ -227,14 +227,15 @@ def overhead_part(asked: argparse.Namespace, todo: Sequence[Task], logs: Path) -
             found.append(overhead(server, llm, todo[: asked.answers + 1], asked.max_tokens))
     rows = [
         [
-            *(f.speculate, f.tokens, f.engine_s, f.server_s, f"{f.decode:+.1%}", f"{f.whole:+.1%}"),
+            *(f.speculate, f.tokens, sum(f.engine_s), sum(f.server_s)),
+            *(f"{f.decode:+.1%}", f"{f.typical:+.1%}", f"{f.whole:+.1%}"),
             "equal" if not f.differences else f"{len(f.differences)} DIFFER",
         ]
         for f in found
     ]
-    head = ["", "tokens", "engine s", "server s", "server adds", "to a whole request", "texts"]
+    head = ["", "tokens", "engine s", "server s", "server adds", "median", "to a whole request", "texts"]
     title = "The server, from messages over HTTP, against the engine in this process, from token ids.\n\n"
-    whole = [asdict(f) | {"decode": f.decode, "whole": f.whole} for f in found]
+    whole = [asdict(f) | {"decode": f.decode, "typical": f.typical, "whole": f.whole} for f in found]
     return whole, title + results.table(head, rows), not any(f.differences for f in found)
 
 

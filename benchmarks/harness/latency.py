@@ -16,7 +16,7 @@ from paceline.tools.load import asking
 from paceline.tools.peer_client import Answer
 
 TIMEOUT_S = 600.0
-_EARLIEST, _LATEST = 0.1, 0.7
+_EARLIEST, _LATEST = 0.1, 0.6
 """When a short prompt arrives, as shares of the long one's time alone."""
 
 
@@ -95,32 +95,37 @@ def _seconds(answer: Answer) -> float:
 
 @dataclass(slots=True)
 class Overhead:
-    """The same answers by a server and by the engine in this process, by turns.
+    """The same answers by a server and by the engine in this process, by turns; seconds of each answer.
 
     Attributes:
         tokens: written by each.
-        server_s, engine_s: from the first piece of text to the last, summed.
+        server_s, engine_s: from the first piece of text to the last.
         request_s, call_s: whole requests: from messages over HTTP, and from token ids.
         differences: prompts whose texts were not equal; should be none.
     """
 
     speculate: str
     tokens: int = 0
-    server_s: float = 0.0
-    engine_s: float = 0.0
-    request_s: float = 0.0
-    call_s: float = 0.0
+    server_s: list[float] = field(default_factory=list)
+    engine_s: list[float] = field(default_factory=list)
+    request_s: list[float] = field(default_factory=list)
+    call_s: list[float] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
 
     @property
     def decode(self) -> float:
-        """Share of decode time that the server adds to decoding."""
-        return self.server_s / self.engine_s - 1.0
+        """Share of decode time that the server adds to decoding, of the totals."""
+        return sum(self.server_s) / sum(self.engine_s) - 1.0
+
+    @property
+    def typical(self) -> float:
+        """The same, the median of the answers' own: a pause of the machine does not move it."""
+        return median(s / e for s, e in zip(self.server_s, self.engine_s, strict=True) if e > 0) - 1.0
 
     @property
     def whole(self) -> float:
-        """Share of decode time that the server adds to a whole request."""
-        return (self.request_s - self.call_s) / self.engine_s
+        """Share of decode time that the server adds to whole requests, of the totals."""
+        return (sum(self.request_s) - sum(self.call_s)) / sum(self.engine_s)
 
 
 def overhead(server: ServerProcess, llm: LLM, todo: Sequence[Task], max_tokens: int) -> Overhead:
@@ -144,8 +149,8 @@ def overhead(server: ServerProcess, llm: LLM, todo: Sequence[Task], max_tokens: 
 
 def _by_server(found: Overhead, ask: Any, task: Task) -> Answer:
     answer: Answer = ask(task.prompt)
-    found.request_s += answer.ended - answer.started
-    found.server_s += answer.pieces[-1] - answer.pieces[0] if answer.pieces else 0.0
+    found.request_s.append(answer.ended - answer.started)
+    found.server_s.append(answer.pieces[-1] - answer.pieces[0] if answer.pieces else 0.0)
     return answer
 
 
@@ -157,6 +162,6 @@ def _by_engine(found: Overhead, llm: LLM, ids: Sequence[int], params: SamplingPa
         if chunk.text:
             pieces.append(time.perf_counter())
             text += chunk.text
-    found.call_s += time.perf_counter() - started
-    found.engine_s += pieces[-1] - pieces[0] if pieces else 0.0
+    found.call_s.append(time.perf_counter() - started)
+    found.engine_s.append(pieces[-1] - pieces[0] if pieces else 0.0)
     return text
