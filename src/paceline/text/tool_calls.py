@@ -239,6 +239,7 @@ class _Call:
         self._key = ""
         self._mark = 0  # where the present key or value begins
         self._from: int | None = None  # where the arguments go on that are to be handed on
+        self._early = ""  # arguments that came before the name
         self._arguments: list[str] = []
 
     def take(self) -> str:
@@ -281,12 +282,16 @@ class _Call:
                 self.failed = self._unknown()
         elif depth == 1 and scanner.expects == "string":
             self._mark = end - 1
-        elif depth == 1 and char == "{" and self._key in _ARGUMENTS and self.name and not self.begun:
-            self.begun = True
-            self._from = end - 1
-        elif self._from is not None and depth == 2:
+        elif depth == 1 and char == "{" and self._key in _ARGUMENTS and not self.begun:
+            self._mark = end - 1
+            if self.name:
+                self.begun = True
+                self._from = end - 1
+        elif depth == 2 and self._from is not None:
             self._arguments.append(self.text[self._from : end])
             self._from = None
+        elif depth == 2 and char == "}" and self._key in _ARGUMENTS:
+            self._early = self.text[self._mark : end]
 
     def _unknown(self) -> bool:
         return not self.name or (self._strict and bool(self._tools) and self.name not in self._tools)
@@ -317,7 +322,7 @@ class _Call:
             return None
         if not isinstance(arguments, dict | None):
             return None
-        return json.dumps(arguments or {}, ensure_ascii=False)
+        return self._early or json.dumps(arguments or {}, ensure_ascii=False)
 
 
 def _joined(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
