@@ -71,6 +71,53 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 """Settings that may only have these values: with another one the mathematics would be another."""
 
 
+def _every_layer(settings: Settings) -> dict[str, Any]:
+    """A window, if any, holds for all layers."""
+    if settings.get("sliding_window") is None:
+        return {}
+    return {"attention.sliding_window": _size(settings, "sliding_window")}
+
+
+def _no_window(settings: Settings) -> dict[str, Any]:
+    """A window may be given, but stays off unless it is asked for."""
+    if settings.get("use_sliding_window") or "sliding_attention" in (_layer_types(settings) or []):
+        raise UnsupportedModelError(
+            "config.json switches sliding windows on for some layers", "that does not run for this family yet"
+        )
+    return {}
+
+
+def _alternating(settings: Settings) -> dict[str, Any]:
+    """Gemma: every n-th layer sees everything, the others a window."""
+    layers, period = _size(settings, "num_hidden_layers"), _period(settings)
+    kinds = _layer_types(settings)
+    wanted = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
+    if kinds is not None and kinds != wanted:
+        raise UnsupportedModelError(
+            f"config.json's layer_types do not make every {period}th layer full",
+            "other patterns do not run here yet",
+        )
+    return {
+        "attention.sliding_window": _size({"sliding_window": 4096, **settings}, "sliding_window"),
+        "attention.sliding_window_pattern": period,
+    }
+
+
+def _period(settings: Settings) -> int:
+    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
+        if settings.get(name) is not None:
+            return _size(settings, name)
+    kinds = _layer_types(settings) or []
+    return kinds.index("full_attention") + 1 if "full_attention" in kinds else 6
+
+
+def _layer_types(settings: Settings) -> list[Any] | None:
+    kinds = settings.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise ModelFileError(f"config.json has layer_types = {str(kinds)[:60]}, not a list", DOWNLOAD)
+    return kinds
+
+
 @dataclass(frozen=True)
 class Family:
     """How one `model_type` differs from Llama's configuration.
@@ -89,49 +136,9 @@ class Family:
     tied: bool = False
     defaults: Settings = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    windows: Callable[[Settings], dict[str, Any]] = lambda _: {}
+    windows: Callable[[Settings], dict[str, Any]] = _no_window
     permuted: bool = False
     plus_one: bool = False
-
-
-def _every_layer(settings: Settings) -> dict[str, Any]:
-    """A window, if any, holds for all layers."""
-    window = settings.get("sliding_window")
-    return {} if window is None else {"attention.sliding_window": window}
-
-
-def _no_window(settings: Settings) -> dict[str, Any]:
-    """A window is given but stays off unless it is asked for."""
-    kinds = settings.get("layer_types") or []
-    if settings.get("use_sliding_window") or "sliding_attention" in kinds:
-        raise UnsupportedModelError(
-            "config.json switches sliding windows on for some layers", "that does not run for this family yet"
-        )
-    return {}
-
-
-def _alternating(settings: Settings) -> dict[str, Any]:
-    """Gemma: every n-th layer sees everything, the others a window."""
-    layers, period = _size(settings, "num_hidden_layers"), _period(settings)
-    kinds = settings.get("layer_types")
-    wanted = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
-    if kinds is not None and list(kinds) != wanted:
-        raise UnsupportedModelError(
-            f"config.json's layer_types do not make every {period}th layer full",
-            "other patterns do not run here yet",
-        )
-    return {
-        "attention.sliding_window": settings.get("sliding_window", 4096),
-        "attention.sliding_window_pattern": period,
-    }
-
-
-def _period(settings: Settings) -> int:
-    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
-        if settings.get(name) is not None:
-            return _size(settings, name)
-    kinds = settings.get("layer_types") or []
-    return list(kinds).index("full_attention") + 1 if "full_attention" in kinds else 6
 
 
 FAMILIES = {
@@ -142,11 +149,9 @@ FAMILIES = {
         windows=_every_layer,
         permuted=True,
     ),
-    "qwen2": Family("qwen2", defaults={"num_key_value_heads": 32}, windows=_no_window),
-    "qwen3": Family("qwen3", defaults={"head_dim": 128, "num_key_value_heads": 32}, windows=_no_window),
-    "qwen3_moe": Family(
-        "qwen3moe", defaults={"num_key_value_heads": 4, "norm_topk_prob": False}, windows=_no_window
-    ),
+    "qwen2": Family("qwen2", defaults={"num_key_value_heads": 32}),
+    "qwen3": Family("qwen3", defaults={"head_dim": 128, "num_key_value_heads": 32}),
+    "qwen3_moe": Family("qwen3moe", defaults={"num_key_value_heads": 4, "norm_topk_prob": False}),
     "gemma3_text": Family(
         "gemma3",
         tied=True,

@@ -155,9 +155,7 @@ class _Header:
         begin, end = offsets
         nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
         if end - begin != nbytes:
-            self.damaged(
-                f"tensor {name!r} takes {nbytes} bytes, its place {begin} to {end} has {end - begin}"
-            )
+            self.damaged(f"tensor {name!r} takes {nbytes} bytes, not those from {begin} to {end}")
         return Entry(name, dtype, tuple(shape), base + begin, nbytes)
 
     def check_places(self, entries: dict[str, Entry], base: int) -> None:
