@@ -48,7 +48,7 @@ class Feed:
         whole: wake the loop for finished completions only.
 
     Attributes:
-        failure: set from the loop's side, and raised by `next` when what came before is taken.
+        failure: set from the loop's side, and raised by `next`.
     """
 
     def __init__(self, observe: Observer, *, whole: bool = False) -> None:
@@ -81,11 +81,11 @@ class Feed:
         Raises:
             Exception: the `failure`.
         """
-        while not self._items and not self._nudged:
-            if self.failure is not None:
-                raise self.failure
+        while not (self._items or self._nudged or self.failure):
             self._waiter = self._loop.create_future()
             await self._waiter
+        if self.failure is not None:
+            raise self.failure
         self._nudged = False
         items: list[Item] = []
         while self._items:

@@ -8,9 +8,11 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.server.failures import ApiError
+from paceline.server.settings import Settings
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/"})
 """Need no key: whoever watches the server has none, and the page at / asks for it."""
@@ -52,7 +54,10 @@ class PatientProtocol(H11Protocol):
     uvicorn limits how long a connection may idle between requests, not how long one may take to begin.
     """
 
-    patience_s = 30.0
+    def __init__(self, config: Config, *arguments: Any, **more: Any) -> None:
+        super().__init__(config, *arguments, **more)
+        settings: Settings = config.app.state.settings  # type: ignore[union-attr]
+        self._patience_s = settings.body_timeout_s
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -76,7 +81,7 @@ class PatientProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
         elif self._timer is None:
-            self._timer = self.loop.call_later(self.patience_s, self._give_up)
+            self._timer = self.loop.call_later(self._patience_s, self._give_up)
 
     def _stop(self) -> None:
         if self._timer is not None:

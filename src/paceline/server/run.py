@@ -116,11 +116,14 @@ class Server(uvicorn.Server):
         self._reports.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):  # none are left, unless it was forced
+            connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """The first signal drains, the second kills."""
         if self.should_exit:
             self.force_exit = True
+            logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # or each request leaves a trace
         else:
             self.should_exit = True
             _log.info("finishing what runs; once more ends it at once")
