@@ -11,6 +11,12 @@ inline uint32_t float_to_bits(float f) { uint32_t b; std::memcpy(&b, &f, 4); ret
 
 inline float bf16_to_float(uint16_t h) { return bits_to_float(static_cast<uint32_t>(h) << 16); }
 
+inline uint16_t float_to_bf16(float f) {
+  uint32_t b = float_to_bits(f);
+  if ((b & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(b >> 16 | 0x40);
+  return static_cast<uint16_t>((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
 inline float half_to_float(uint16_t h) {
   uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
   uint32_t exponent = (h >> 10) & 31, mantissa = h & 0x3ff;

@@ -19,7 +19,8 @@ struct ActTile {
   const float* half_sum;    // [2 groups][R]    the same per 16
   const int32_t* shift;     // [groups][R]      -8 * sum of q, the start that makes zero point 8
   const int32_t* half_shift;
-  const float* f;           // [cols][R]        only for floating-point weights
+  const float* f;           // [cols][R]        only for f16 and f32 weights
+  const uint16_t* bf16;     // [cols/2][R][2]   only for bf16 weights: rounded, and zero below kLeastBf16
 };
 
 struct ActTileOut {         // an array that no consumer reads is null
@@ -28,6 +29,7 @@ struct ActTileOut {         // an array that no consumer reads is null
   float *sum, *half_sum;
   int32_t *shift, *half_shift;
   float* f;
+  uint16_t* bf16;
 };
 
 // Queries of one kv head against `blocks` blocks of 16 positions (at most 16 of them, one segment).
@@ -72,6 +74,7 @@ struct Kernels {
   uint64_t (*read)(const uint64_t* words, size_t n);     // sums memory, to time the reading of it
 };
 
+const Kernels& kernels_avx512bf16();
 const Kernels& kernels_avx512();
 const Kernels& kernels_avx2();
 const Kernels& kernels_portable();

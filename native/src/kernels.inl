@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "tile_bf16.inl"
 
 namespace paceline::PACELINE_NS {
 namespace {
@@ -78,18 +79,6 @@ inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a
   for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), add_exponent(scale, a_scale[r]), acc[r]);
 }
 
-// What to ask of memory before working on a group of kBytes, as measured at each number of rows. Few rows read
-// as fast as memory gives: all lines of this group at once, while the hardware's prefetchers run ahead by
-// themselves and anything farther from here gets in their way. Many rows compute for longer than a group takes
-// to arrive; then the hardware does not run far enough ahead, and 8 KiB into the second-level cache does.
-template <int R, size_t kBytes>
-inline void prefetch_group(const uint8_t* group) {
-  for (size_t line = 0; line < kBytes; line += 64) {
-    if constexpr (R < 4) prefetch(group + line);
-    else prefetch_far(group + 8192 + line);
-  }
-}
-
 template <Quant Q, Scheme S, int R>
 void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first, bool last) {
   VF acc[R];
@@ -100,7 +89,7 @@ void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first
       if (g % 8 == 0) { super = load_super<S>(q); q += super_bytes<S>(); }
     }
     const uint8_t* s = q + group_bytes<Q>();
-    prefetch_group<R, group_bytes<Q>() + group_scale_bytes<S>()>(q);
+    prefetch_weights<R, group_bytes<Q>() + group_scale_bytes<S>()>(q);
     const auto at = static_cast<size_t>(g) * R;
     const int8_t* row = a.q + at * kGroup;
     if constexpr (is_fine(S)) {
@@ -132,8 +121,7 @@ void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first
 template <Quant Q>
 inline VF load_weight(const uint8_t* p) {
   if constexpr (Q == Quant::f32) return load(reinterpret_cast<const float*>(p));
-  if constexpr (Q == Quant::f16) return load_half(reinterpret_cast<const uint16_t*>(p));
-  return load_bf16(reinterpret_cast<const uint16_t*>(p));
+  return load_half(reinterpret_cast<const uint16_t*>(p));
 }
 
 // Even and odd k have accumulators of their own: two chains hide the latency of a lone row.
@@ -171,7 +159,7 @@ Kernels::TileFn tile_fn(const Weight& w, int rows) {
   switch (w.quant) {
     case Quant::f32: return by_rows<Quant::f32, Scheme::none>(rows);
     case Quant::f16: return by_rows<Quant::f16, Scheme::none>(rows);
-    case Quant::bf16: return by_rows<Quant::bf16, Scheme::none>(rows);
+    case Quant::bf16: return bf16_tile_fn(rows);
     case Quant::u8: return w.scheme == Scheme::half ? by_rows<Quant::u8, Scheme::half>(rows)
                                                     : by_rows<Quant::u8, Scheme::fine>(rows);
     case Quant::u5:
@@ -221,6 +209,14 @@ inline void quantize_group(VF a, VF b, const ActTileOut& t, int64_t g, int rows,
     store(values, a);
     store(values + kLanes, b);
     for (int k = 0; k < kGroup; ++k) t.f[(g * kGroup + k) * rows + r] = values[k];
+  }
+  if (t.bf16) {
+    const VF least = set1(kLeastBf16);
+    alignas(64) uint16_t values[kGroup];
+    store_bf16(values, zero_below(a, abs(a), least));
+    store_bf16(values + kLanes, zero_below(b, abs(b), least));
+    uint16_t* pair = t.bf16 + 2 * (g * (kGroup / 2) * rows + r);
+    for (int j = 0; j < kGroup / 2; ++j, pair += 2 * rows) std::memcpy(pair, values + 2 * j, 4);
   }
 }
 

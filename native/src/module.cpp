@@ -100,7 +100,7 @@ double read_bandwidth(int threads) {
 
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
-  for (const char* name : {"avx512", "avx2", "portable"}) {
+  for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"}) {
     try {
       paceline::choose_kernels(name);
       names.emplace_back(name);

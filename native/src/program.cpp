@@ -34,6 +34,11 @@ const Kernels& choose_kernels(const std::string& isa) {
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (isa == "avx512bf16" || (isa == "auto" && bf16)) {
+    if (!bf16) throw std::invalid_argument("this CPU lacks AVX-512 BF16");
+    return kernels_avx512bf16();
+  }
   if (isa == "avx512" || (isa == "auto" && avx512)) {
     if (!avx512) throw std::invalid_argument("this CPU lacks AVX-512 VNNI");
     return kernels_avx512();
@@ -57,7 +62,10 @@ void Acts::serve(const Weight& w, int rows) {
     case Scheme::super_min: sum.resize(values / kGroup); break;
     case Scheme::fine: half_shift.resize(values / 16); break;
     case Scheme::fine_min: half_sum.resize(values / 16); break;
-    case Scheme::none: f.resize(values); break;
+    case Scheme::none:
+      if (w.quant == Quant::bf16) bf16.resize(values);
+      else f.resize(values);
+      break;
   }
 }
 
@@ -69,13 +77,15 @@ auto* offset(V& v, size_t n) { return v.empty() ? nullptr : v.data() + n; }
 ActTile Acts::tile(int first) const {
   size_t n = static_cast<size_t>(first) * static_cast<size_t>(width), g = n / kGroup;
   return {q.data() + n,     scale.data() + g,          offset(sum, g), offset(half_sum, 2 * g),
-          offset(shift, g), offset(half_shift, 2 * g), offset(f, n)};
+          offset(shift, g), offset(half_shift, 2 * g), offset(f, n),
+          offset(bf16, n)};
 }
 
 ActTileOut Acts::out(int first, int64_t group, int rows) {
   size_t g = static_cast<size_t>(first) * static_cast<size_t>(width) / kGroup + static_cast<size_t>(group) * static_cast<size_t>(rows);
   return {q.data() + g * kGroup, scale.data() + g,          offset(sum, g), offset(half_sum, 2 * g),
-          offset(shift, g),      offset(half_shift, 2 * g), offset(f, g * kGroup)};
+          offset(shift, g),      offset(half_shift, 2 * g), offset(f, g * kGroup),
+          offset(bf16, g * kGroup)};
 }
 
 // ------------------------------------------------------------------------------------------------ ops
@@ -145,7 +155,8 @@ class Tiles {
   void operator()(int64_t block, int blocks, const Acts& in, int first, int rows, SetResult& result) const {
     const ActTile a = in.tile(first);
     auto groups = static_cast<int>(w_.cols / kGroup);
-    int stretch = w_.is_float() ? 8 : std::max(32, 256 / rows / 8 * 8);
+    int stretch = std::max(32, 256 / rows / 8 * 8);
+    if (w_.is_float()) stretch = w_.quant == Quant::bf16 ? 32 : 8;  // sums start anew in each: whatever the rows
     for (int g = 0; g < groups; g += stretch) {
       int count = std::min(stretch, groups - g);
       ActTile here = shifted(a, static_cast<size_t>(g) * static_cast<size_t>(rows));
@@ -158,7 +169,8 @@ class Tiles {
  private:
   static ActTile shifted(const ActTile& a, size_t n) {
     auto by = [](const auto* p, size_t d) { return p ? p + d : p; };
-    return {a.q + n * kGroup, a.scale + n, by(a.sum, n), by(a.half_sum, 2 * n), by(a.shift, n), by(a.half_shift, 2 * n), by(a.f, n * kGroup)};
+    return {a.q + n * kGroup, a.scale + n, by(a.sum, n), by(a.half_sum, 2 * n), by(a.shift, n), by(a.half_shift, 2 * n), by(a.f, n * kGroup),
+            by(a.bf16, n * kGroup)};
   }
 
   const Weight& w_;

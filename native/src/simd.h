@@ -1,17 +1,19 @@
 // Sixteen-lane vectors for one instruction set per translation unit.
 //
-// Every kernel is written once against this file and compiled three times (AVX-512, AVX2, portable).
+// Every kernel is written once against this file and compiled three times (AVX-512, AVX2, portable), products
+// with bf16 weights a fourth time (AVX-512 BF16).
 // The operations below are exact or correctly rounded (IEEE 754), and reductions follow one fixed tree,
-// so all three give the same bits. Nothing here may use an approximate instruction (rcp, rsqrt, dpbf16).
+// so all give the same bits. Nothing here may use an approximate instruction (rcp, rsqrt).
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "half.h"
 
-#if PACELINE_ISA == 2 || PACELINE_ISA == 1
+#if PACELINE_ISA
 #include <immintrin.h>
 #endif
 
@@ -19,7 +21,7 @@ namespace paceline::PACELINE_NS {
 
 constexpr int kLanes = 16;
 
-#if PACELINE_ISA == 2  // ---------------------------------------------------------------- AVX-512 VNNI
+#if PACELINE_ISA >= 2  // ---------------------------------------------------------------- AVX-512 VNNI
 
 constexpr int kMaxTile = 8;  // rows per tile: 8 float and 8 integer accumulators beside 8 weight vectors
 struct VF { __m512 v; };
@@ -44,10 +46,6 @@ inline void store_half(uint16_t* p, VF a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline VF load_bf16(const uint16_t* p) {
-  __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
-}
 inline VF load_u8(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -59,6 +57,13 @@ inline VI add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline VI shift_left(VI a, int n) { return {_mm512_slli_epi32(a.v, n)}; }
 inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline VI to_int(VF a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline void store_bf16(uint16_t* p, VF a) {
+  __m512i bits = _mm512_castps_si512(a.v), even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff))), 16);
+  __m512i nan = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), nan);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+}
 inline void store_bytes(int8_t* p, VI a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
@@ -84,6 +89,17 @@ inline VF add_exponent(VF a, int32_t n) {
 inline int32_t reduce_add(VI a) { return _mm512_reduce_add_epi32(a.v); }
 
 inline VB load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+// Each pair of bf16 as floats: the first, the second.
+inline VF low_halves(VB a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
+inline VF high_halves(VB a) { return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(-0x10000)))}; }
+#if PACELINE_ISA == 3
+// acc[lane] + w[lane][1] * a[1], rounded, + w[lane][0] * a[0], rounded, when nothing is subnormal.
+inline VF dot2(VF acc, VB w, const uint16_t* a) {
+  int32_t word;
+  std::memcpy(&word, a, 4);
+  return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(_mm512_set1_epi32(word)))};
+}
+#endif
 inline VB low_nibbles(VB a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline VB high_nibbles(VB a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
 inline VB or_bit4(VB a, const uint8_t* mask) {
@@ -131,13 +147,6 @@ inline void store_half(uint16_t* p, VF x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 inline __m128i load8(const void* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
-inline VF load_bf16(const uint16_t* p) {
-  auto widen = [](const uint16_t* q) {
-    return _mm256_castsi256_ps(
-        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q))), 16));
-  };
-  return {widen(p), widen(p + 8)};
-}
 inline VF load_u8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(p))), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(p + 8)))};
 }
@@ -149,6 +158,16 @@ inline VI add(VI x, VI y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32
 inline VI shift_left(VI x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
 inline VF to_float(VI x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline VI to_int(VF x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline void store_bf16(uint16_t* p, VF x) {
+  auto one = [](__m256 y) {
+    __m256i bits = _mm256_castps_si256(y), even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff))), 16);
+    __m256i nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_UNORD_Q)));
+  };
+  __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(one(x.a), one(x.b)), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+}
 inline void store_bytes(int8_t* p, VI x) {
   alignas(32) int32_t t[16];
   _mm256_store_si256(reinterpret_cast<__m256i*>(t), x.a);
@@ -191,6 +210,13 @@ inline int32_t reduce_add(VI x) {
 inline VB load_bytes(const uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+inline VF low_halves(VB x) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
+}
+inline VF high_halves(VB x) {
+  __m256i m = _mm256_set1_epi32(-0x10000);
+  return {_mm256_castsi256_ps(_mm256_and_si256(x.a, m)), _mm256_castsi256_ps(_mm256_and_si256(x.b, m))};
 }
 inline VB low_nibbles(VB x) {
   __m256i m = _mm256_set1_epi8(15);
@@ -257,7 +283,7 @@ inline VF fma(VF a, VF b, VF c) { return each([&](int i) { return std::fma(a.v[i
 inline VF abs(VF a) { return each([&](int i) { return std::fabs(a.v[i]); }); }
 inline VF load_half(const uint16_t* p) { return each([&](int i) { return half_to_float(p[i]); }); }
 inline void store_half(uint16_t* p, VF a) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]); }
-inline VF load_bf16(const uint16_t* p) { return each([&](int i) { return bf16_to_float(p[i]); }); }
+inline void store_bf16(uint16_t* p, VF a) { for (int i = 0; i < 16; ++i) p[i] = float_to_bf16(a.v[i]); }
 inline VF load_u8(const uint8_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
 inline VF load_s8(const uint8_t* p) { return each([&](int i) { return static_cast<float>(static_cast<int8_t>(p[i])); }); }
 inline VI set1(int32_t x) { VI r; for (int32_t& e : r.v) e = x; return r; }
@@ -296,6 +322,11 @@ inline int32_t reduce_add(VI a) {
   return s;
 }
 inline VB load_bytes(const uint8_t* p) { VB r; std::memcpy(r.v, p, 64); return r; }
+inline VF halves(VB a, int which) {
+  return each([&](int i) { return bf16_to_float(static_cast<uint16_t>(a.v[4 * i + 2 * which] | a.v[4 * i + 2 * which + 1] << 8)); });
+}
+inline VF low_halves(VB a) { return halves(a, 0); }
+inline VF high_halves(VB a) { return halves(a, 1); }
 inline VB low_nibbles(VB a) { for (uint8_t& e : a.v) e &= 15; return a; }
 inline VB high_nibbles(VB a) { for (uint8_t& e : a.v) e >>= 4; return a; }
 inline VB or_bit4(VB a, const uint8_t* mask) {
@@ -315,6 +346,25 @@ inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #endif
+
+// f(0) ... f(N - 1) with constants for arguments, so that arrays indexed by them live in registers.
+template <int N, class F>
+inline void unrolled(F f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) { (f(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, N>());
+}
+
+// What to ask of memory before working on kBytes of quantised weights for R rows, as measured at each number of rows.
+// One row reads as fast as memory gives: all lines of these bytes at once, while the hardware's prefetchers run ahead
+// by themselves and anything farther from here gets in their way. More rows compute for longer than the bytes take to
+// arrive; then the hardware does not run far enough ahead, and 8 KiB into the second-level cache does.
+template <int R, size_t kBytes>
+inline void prefetch_weights(const uint8_t* weights) {
+  for (size_t line = 0; line < kBytes; line += 64) {
+    if constexpr (R == 1) prefetch(weights + line);
+    else prefetch_far(weights + 8192 + line);
+  }
+  if constexpr (R == 1) __asm__ volatile("" ::: "memory");  // or they sink to the loads they are for
+}
 
 // e^x with about 1 ulp of error; 0 below -87.3, where a float result would leave the normal range.
 // Cephes-style reduction x = n ln2 + r and a degree-6 polynomial, all in fused steps.

@@ -268,6 +268,17 @@ bool pack_float_row(const Weight& w, const uint8_t* file, uint8_t* block, int la
   return finite;
 }
 
+// Pairs of k-values in a word, with what products take for zero as zero.
+bool pack_bf16_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
+  bool finite = true;
+  for (int64_t k = 0; k < w.cols; ++k, file += 2) {
+    float value = bf16_to_float(read16(file));
+    finite = finite && std::isfinite(value);
+    if (std::abs(value) >= kLeastBf16) std::memcpy(block + (k / 2 * kBlockRows + lane) * 4 + k % 2 * 2, file, 2);
+  }
+  return finite;
+}
+
 // Value i of a decoded block.
 float value_of(Scheme scheme, Quant quant, const Plain& p, int i) {
   float d = half_to_float(p.d), min = half_to_float(p.min);
@@ -310,7 +321,9 @@ bool pack_blocks(const Weight& w, const uint8_t* file, uint8_t* out, int64_t fir
     std::memset(block, 0, w.block_bytes);
     for (int lane = 0; lane < kBlockRows && b * kBlockRows + lane < w.rows; ++lane) {
       const uint8_t* row = file + static_cast<size_t>(b * kBlockRows + lane) * row_bytes;
-      finite &= w.is_float() ? pack_float_row(w, row, block, lane) : pack_row(w, row, block, lane);
+      finite &= w.quant == Quant::bf16 ? pack_bf16_row(w, row, block, lane)
+                : w.is_float()         ? pack_float_row(w, row, block, lane)
+                                       : pack_row(w, row, block, lane);
     }
   }
   return finite;

@@ -8,6 +8,8 @@
 //   u5  the same, then eight 64-bit masks with bit 4 of k = 4j+i at bit 4l+i of mask j
 //   u8  512 bytes a group: byte 4l+i of vector j holds k = 4j+i, j < 8
 //
+// Floating-point weights have no scales: 16 values of each k follow each other, of bf16 each pair of k.
+//
 // A stored u stands for u - zero (8, 16 or 128), except in the schemes with minima, where zero is 0.
 #pragma once
 
@@ -32,6 +34,10 @@ enum class Scheme : uint8_t {
   fine_min,   // per 256: f16 d, f16 dmin; per 16: u8 scale, u8 minimum     Q2_K
   none,       // floating-point weights
 };
+
+// Products with bf16 weights treat weights and activations below this as zero. All products are then multiples of
+// 2^-126, and no sum of them is a subnormal number, on which instruction sets differ.
+constexpr float kLeastBf16 = 0x1p-56f;
 
 struct Weight {
   int64_t rows = 0, cols = 0;

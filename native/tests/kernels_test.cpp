@@ -19,7 +19,7 @@ const std::vector<int> kTypes = {0, 1, 30, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20
 // Kernel sets of this machine.
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
-  for (const char* name : {"avx512", "avx2", "portable"}) {
+  for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"}) {
     try {
       choose_kernels(name);
       names.emplace_back(name);
@@ -68,7 +68,14 @@ void halves_round_trip() {
   for (uint32_t h = 0; h < 0x10000; ++h) {
     float f = half_to_float(static_cast<uint16_t>(h));
     if (f == f) CHECK(float_to_half(f) == h);
+    f = bf16_to_float(static_cast<uint16_t>(h));
+    if (f == f) CHECK(float_to_bf16(f) == h);
+    else CHECK(std::isnan(bf16_to_float(float_to_bf16(f))));
   }
+  CHECK(float_to_bf16(0x1.01p0f) == 0x3f80);  // a tie goes to even
+  CHECK(float_to_bf16(0x1.03p0f) == 0x3f82);
+  CHECK(float_to_bf16(0x1.010002p0f) == 0x3f81);
+  CHECK(std::isinf(bf16_to_float(float_to_bf16(0x1.ffp127f))));
   CHECK(float_to_half(65519.0f) == 0x7bff);
   CHECK(float_to_half(65520.0f) == 0x7c00);
   CHECK(float_to_half(0x1p-25f) == 0);  // a tie goes to even
@@ -143,6 +150,45 @@ void matrices() {
   }
 }
 
+// What a product with bf16 weights is, to the last bit: two sums that take words of two by turns, the second k first.
+float bf16_product(const std::vector<float>& w, const std::vector<float>& x) {
+  float sums[2] = {};
+  for (size_t word = 0; word < w.size() / 2; ++word)
+    for (size_t i : {2 * word + 1, 2 * word}) {
+      float weight = std::abs(w[i]) < kLeastBf16 ? 0 : w[i], value = std::abs(x[i]) < kLeastBf16 ? 0 : x[i];
+      sums[word % 2] = std::fma(weight, bf16_to_float(float_to_bf16(value)), sums[word % 2]);
+    }
+  return sums[0] + sums[1];
+}
+
+// Weights and activations of any size, most of all near the least, where an instruction might flush what others keep.
+void bf16_products() {
+  for (int turn = 0; turn < 40; ++turn) {
+    Random random(static_cast<uint64_t>(turn));
+    Matrix m(30, kBlockRows, 256, random);
+    int spread = turn % 2 ? 4 : 60;
+    auto scaled = [&](float f) { return std::ldexp(f, random.below(2 * spread) - spread - 54); };
+    for (size_t i = 0; i < m.file.size(); i += 2) {
+      uint16_t h = float_to_bf16(scaled(random.unit()));
+      std::memcpy(&m.file[i], &h, 2);
+    }
+    CHECK(pack_blocks(m.weight, m.file.data(), m.packed.data(), 0, 1));
+    std::vector<std::vector<float>> x(8, std::vector<float>(256));
+    for (auto& row : x)
+      for (float& f : row) f = scaled(random.unit());
+    for (const std::string& isa : instruction_sets()) {
+      const Kernels& k = choose_kernels(isa);
+      for (int rows = 1; rows <= k.max_tile; ++rows) {
+        std::vector<float> y = products(k, m, {x.begin(), x.begin() + rows}, 0);
+        for (int r = 0; r < rows; ++r)
+          for (int lane = 0; lane < kBlockRows; ++lane)
+            CHECK(float_to_bits(y[static_cast<size_t>(r * kBlockRows + lane)]) ==
+                  float_to_bits(bf16_product(m.row(lane), x[static_cast<size_t>(r)])));
+      }
+    }
+  }
+}
+
 void broken_weights_are_noticed() {
   Random random(1);
   for (int type : kTypes) {
@@ -213,6 +259,7 @@ void attention(int window, float cap) {
 int main() {
   halves_round_trip();
   matrices();
+  bf16_products();
   broken_weights_are_noticed();
   attention(0, 0.0f);
   attention(8, 0.0f);

@@ -140,7 +140,7 @@ std::vector<float> check(const std::string& isa, int threads, int type) {
 int main() {
   for (int type : {0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30}) {
     std::vector<float> first;
-    for (const char* isa : {"avx512", "avx2", "portable"})
+    for (const char* isa : {"avx512bf16", "avx512", "avx2", "portable"})
       for (int threads : {1, 2, 5}) {
         try {
           paceline::choose_kernels(isa);

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from paceline.core import ROOT, Floats, Ids
 from paceline.native import Program, instruction_sets
 from paceline.weights.quants import BLOCK_LAYOUT, TensorType, dequantize
-from support.activations import FLOATING, rounded
+from support.activations import FLOATING, LEAST_BF16, seen_by
 from support.gguf_writer import Tensor
 
 ISAS = instruction_sets()
@@ -84,7 +84,10 @@ def _run(program: Program, tokens: list[int], vocab: int, wanted_logits: bool) -
 
 
 def values(tensor: Tensor) -> NDArray[np.float64]:
+    """Weights as products take them, exactly."""
     wide = dequantize(tensor.type, np.frombuffer(tensor.raw, np.uint8), tensor.shape)
+    if tensor.type == TensorType.BF16:
+        wide = np.where(np.abs(wide) < LEAST_BF16, 0, wide)
     return wide.astype(np.float64)
 
 
@@ -97,7 +100,7 @@ def activations(rng: np.random.Generator, count: int, cols: int) -> Floats:
 def check_close(result: Result, weights: Tensor, x: Floats) -> None:
     """Within the rounding errors of a float32 sum over the groups, and of scales times minima."""
     wide = values(weights)
-    seen = x.astype(np.float64) if weights.type in FLOATING else rounded(x)
+    seen = seen_by(weights.type, x)
     truth = seen @ wide.T
     terms = weights.shape[1] if weights.type in FLOATING else 4 * weights.shape[1] // 32
     # The sum of magnitudes of what is added, group by group; minima are added apart from the quants.
@@ -139,7 +142,15 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: TensorType, isa: str) -> 
 
 @pytest.mark.parametrize("cols", [32, 64, 96, 160, 224, 288, 416, 1056, 1536])
 @pytest.mark.parametrize(
-    "kind", [TensorType.Q4_0, TensorType.Q4_1, TensorType.Q5_0, TensorType.Q8_0, TensorType.F16]
+    "kind",
+    [
+        TensorType.Q4_0,
+        TensorType.Q4_1,
+        TensorType.Q5_0,
+        TensorType.Q8_0,
+        TensorType.F16,
+        TensorType.BF16,
+    ],
 )
 def test_widths_that_are_no_multiple_of_anything_larger(kind: TensorType, cols: int) -> None:
     rng = np.random.default_rng(cols)
@@ -152,7 +163,15 @@ def test_widths_that_are_no_multiple_of_anything_larger(kind: TensorType, cols: 
 
 
 @pytest.mark.parametrize(
-    "kind", [TensorType.Q4_0, TensorType.Q4_K, TensorType.Q6_K, TensorType.Q2_K, TensorType.F32]
+    "kind",
+    [
+        TensorType.Q4_0,
+        TensorType.Q4_K,
+        TensorType.Q6_K,
+        TensorType.Q2_K,
+        TensorType.F32,
+        TensorType.BF16,
+    ],
 )
 def test_matrices_wider_than_a_stretch_of_activations(kind: TensorType) -> None:
     """Kernels walk wide matrices in stretches, longer for fewer rows; where they are cut changes nothing."""
@@ -251,7 +270,15 @@ EXTREMES = {
 
 
 @pytest.mark.parametrize(
-    "kind", [TensorType.Q4_0, TensorType.Q4_1, TensorType.Q5_1, TensorType.Q8_0, TensorType.F32]
+    "kind",
+    [
+        TensorType.Q4_0,
+        TensorType.Q4_1,
+        TensorType.Q5_1,
+        TensorType.Q8_0,
+        TensorType.F32,
+        TensorType.BF16,
+    ],
 )
 def test_extreme_activations(kind: TensorType) -> None:
     x = np.stack([*EXTREMES.values()]).astype(np.float32)
@@ -263,6 +290,31 @@ def test_extreme_activations(kind: TensorType) -> None:
             one = Result(result.logits[row : row + 1], result.argmax[row : row + 1])
             check_close(one, weights, x[row : row + 1])
             assert (result.logits[row] == results[0].logits[row]).all(), name
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bf16_of_any_size(seed: int) -> None:
+    """From subnormal to where sums overflow; the AVX-512 instruction treats some sizes differently."""
+    rng = np.random.default_rng(seed)
+    patterns = rng.integers(0, 0x6000, (48, 256)) | rng.integers(0, 2, (48, 256)) << 15  # below 2^65
+    if seed % 2:  # about the least that is not zero, where sums are nearly subnormal
+        patterns = (patterns & 0x807F) | (127 - 56 + rng.integers(-2, 3, patterns.shape)) << 7
+    weights = Tensor(TensorType.BF16, patterns.shape, patterns.astype(np.uint16).tobytes())
+    exponents = rng.integers(-59, -53, (9, 256)) if seed % 2 else rng.integers(-149, 50, (9, 256))
+    x = np.ldexp(rng.uniform(-2, 2, exponents.shape), exponents).astype(np.float32)
+    check_all_alike(weights, x)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_activations_are_rounded_to_the_nearest_bf16(isa: str) -> None:
+    """Ties to even; seen through an identity."""
+    identity = Tensor.of(np.eye(64), TensorType.BF16)
+    bits = np.random.default_rng(4).integers(0, 2**32, (MAX_ROWS, 64), dtype=np.uint32)
+    bits[:, ::3] = bits[:, ::3] & 0xFFFF0000 | 0x8000
+    x = bits.view(np.float32)
+    x = np.where(np.abs(x) < 1e38, x, 1).astype(np.float32)
+    result = product(identity, Tensor.of(x), list(range(MAX_ROWS)), isa=isa)
+    assert (result.logits == seen_by(TensorType.BF16, x)).all()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOATING], ids=lambda k: k.name)

@@ -1,4 +1,4 @@
-"""How kernels round activations, redone in numpy: int8 with a power-of-two scale per group of 32."""
+"""How kernels round activations, redone in numpy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,28 @@ from paceline.core import Floats
 from paceline.weights.quants import TensorType
 
 FLOATING = (TensorType.F32, TensorType.F16, TensorType.BF16)
-"""Types whose products take activations as they are."""
+"""Types whose products are sums of single products, not of groups."""
+
+LEAST_BF16 = 2.0**-56
+"""Products with bf16 weights treat smaller weights and activations as zero."""
+
+
+def seen_by(kind: TensorType, x: NDArray[Any]) -> NDArray[np.float64]:
+    """Return activations [..., width] as products with weights of this kind see them, exactly."""
+    if kind == TensorType.BF16:
+        return rounded_to_bf16(x)
+    return x.astype(np.float64) if kind in FLOATING else rounded(x)
+
+
+def rounded_to_bf16(x: NDArray[Any]) -> NDArray[np.float64]:
+    """Return float32 activations to the nearest bf16, ties to even; zero below LEAST_BF16."""
+    mantissa, exponent = np.frexp(x.astype(np.float64))
+    nearest = np.ldexp(np.rint(mantissa * 256), exponent - 8)
+    return np.where(np.abs(x) < LEAST_BF16, 0.0, nearest)
 
 
 def rounded(x: NDArray[Any]) -> NDArray[np.float64]:
-    """Return activations [..., width] as the integer kernels see them, exactly.
+    """Return activations [..., width] as the integer kernels see them, exactly: int8 times a scale per 32.
 
     A group's scale is the least power of two, from 2^-60 to 2^60, with max|x| <= 127 * scale.
     """

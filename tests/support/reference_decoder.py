@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.weights.gguf import GGUFFile
 from paceline.weights.quants import dequantize
-from support.activations import FLOATING, rounded
+from support.activations import seen_by
 
 Array = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class ReferenceDecoder:
 
     Args:
         as_kernels: round what the kernels round: keys and values to half precision, and what enters a
-            quantised matrix to int8; see `activations.rounded`.
+            matrix; see `activations.seen_by`.
     """
 
     def __init__(self, path: Path, *, as_kernels: bool = False) -> None:
@@ -36,9 +36,7 @@ class ReferenceDecoder:
                 name: dequantize(info.type, file.data(name), info.shape).astype(np.float64)
                 for name, info in file.tensors.items()
             }
-            self.rounding = {
-                name for name, info in file.tensors.items() if as_kernels and info.type not in FLOATING
-            }
+            self.kinds = {name: info.type for name, info in file.tensors.items()}
         self.as_kernels = as_kernels
         self.architecture = str(self.metadata["general.architecture"])
         self.heads = int(self._key("attention.head_count"))
@@ -185,7 +183,7 @@ class ReferenceDecoder:
     _head_norm = _post_norm
 
     def _linear(self, name: str, x: Array, expert: int | None = None) -> Array:
-        seen = rounded(x) if name + ".weight" in self.rounding else x
+        seen = seen_by(self.kinds[name + ".weight"], x) if self.as_kernels else x
         weight = self.weights[name + ".weight"]
         bias = self.weights.get(name + ".bias", np.zeros(1))
         return np.asarray(seen @ (weight if expert is None else weight[expert]).T + bias, np.float64)

@@ -65,7 +65,8 @@ class NativeTarget:
                 memory holds.
             pages: cache pages of 32 positions; None means room for one longest sequence and a quarter
                 more for prefixes kept from earlier calls.
-            isa: kernel set, "avx512", "avx2" or "portable"; None means PACELINE_ISA or the best there is.
+            isa: kernel set, "avx512bf16", "avx512", "avx2" or "portable"; None means PACELINE_ISA or the
+                best there is.
 
         Raises:
             UsageError: an option that cannot be met.
@@ -279,7 +280,7 @@ def physical_cores() -> int:
 
 def _isa(wanted: str | None) -> str:
     name = wanted or os.environ.get("PACELINE_ISA") or "auto"
-    known = ["auto", "avx512", "avx2", "portable"]
+    known = ["auto", "avx512bf16", "avx512", "avx2", "portable"]
     if name not in known:
         raise UsageError(f"kernel set {name!r} does not exist", suggest(name, known))
     if name != "auto" and name not in instruction_sets():
