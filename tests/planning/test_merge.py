@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -117,6 +119,8 @@ def test_what_a_constraint_forbids_goes_with_all_that_follows_it():
     assert len(allowed(draft, Listed([[9]], 32))) == 0
     assert allowed(draft, None) is draft
     assert allowed(draft, Listed([], 32)) is draft
+    drawn = replace(draft, probs=np.full((len(draft), 32), 1 / 32, np.float32))
+    assert allowed(drawn, Listed([[9]], 32)) is drawn
 
 
 @settings(max_examples=100, deadline=None)

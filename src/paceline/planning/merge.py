@@ -62,8 +62,11 @@ def _share(parents: list[int], chances: list[float]) -> None:
 
 
 def allowed(draft: Draft, constraint: Constraint | None) -> Draft:
-    """Leave out nodes that the constraint would refuse, and what follows them."""
-    if constraint is None or not len(draft):
+    """Leave out nodes that the constraint would refuse, and what follows them.
+
+    Not of drawn nodes: rejection sampling must see what was drawn, or it favours what is left.
+    """
+    if constraint is None or not len(draft) or draft.probs is not None:
         return draft
     parents = draft.parents.tolist()
     inner = set(parents)
