@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core import Context, Draft, SamplingParams
 from paceline.engine.engine import Engine
+from paceline.engine.scheduler import OLDEST_SHARE
 from paceline.planning.pass_time import PassTime
 from support.constraints import Pattern
 from support.drafters import Oracle, following
@@ -26,19 +27,22 @@ class Frozen(PassTime):
     def __init__(self) -> None:
         super().__init__({1: 10.0, 8: 16.0, 16: 27.0})
 
-    def observe(self, rows: int, seconds: float, prompt_rows: int = 0) -> None:
-        pass
+    def observe(self, rows: int, seconds: float) -> None: ...
+
+    def observe_prompts(self, rows: int, looks: int, seconds: float) -> None: ...
 
 
-CHUNK = 33
-"""(1.5 * (10 + 20 * 1.375) - 10) / 1.375: what a newcomer of 20 rows may be kept waiting for."""
+CHUNK = 29
+"""A newcomer of 20 rows takes 32.5 ms. A pass of 29 takes 1.4 times that."""
 
 
 def bounded(**options: Any) -> Engine:
     limits = {
         name: options.pop(name) for name in ("max_num_seqs", "max_num_batched_tokens") if name in options
     }
-    return Engine(StubTarget(RULE, **options), TOKENIZER, pass_time=Frozen(), **limits)
+    engine = Engine(StubTarget(RULE, **options), TOKENIZER, pass_time=Frozen(), **limits)
+    engine.scheduler.expecting = True
+    return engine
 
 
 def row_counts(engine: Engine) -> list[int]:
@@ -65,8 +69,8 @@ def test_a_newcomer_overtakes_a_long_prompt_at_once() -> None:
         same(run(engine_for(), prompt), finish(engine, request)[0])
 
 
-@pytest.mark.parametrize(("decoding", "chunk"), [(4, 31), (8, 29), (16, 21), (40, 21)])
-def test_texts_that_are_written_leave_room_for_half_a_pass_of_prompt(decoding: int, chunk: int) -> None:
+@pytest.mark.parametrize(("decoding", "chunk"), [(4, 25), (8, 21), (16, 13), (40, 17)])
+def test_a_chunk_takes_what_texts_that_are_written_leave(decoding: int, chunk: int) -> None:
     engine = bounded()
     for i in range(decoding):
         submit(engine, [i], SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
@@ -77,8 +81,8 @@ def test_texts_that_are_written_leave_room_for_half_a_pass_of_prompt(decoding: i
     assert row_counts(engine)[-1] == decoding + chunk
 
 
-def test_a_long_prompt_is_overtaken_by_no_more_rows_than_it_has() -> None:
-    """A prompt that fills a chunk arrives before every pass."""
+def test_the_oldest_prompt_gets_on_whoever_comes() -> None:
+    """A prompt that would fill a chunk arrives before every pass."""
     engine = bounded(context_limit=512, pages=256)
     long = submit(engine, text(200), ONE)
     passes = 0
@@ -86,14 +90,40 @@ def test_a_long_prompt_is_overtaken_by_no_more_rows_than_it_has() -> None:
         submit(engine, text(CHUNK, passes + 1), ONE)
         engine.step()
         passes += 1
-    assert 200 / CHUNK < passes <= 2 * 200 / CHUNK + 2
+    assert passes <= 200 / (CHUNK // OLDEST_SHARE)
+    assert passes > 200 / CHUNK
+
+
+def test_rows_that_look_far_back_make_a_chunk_shorter_and_nobody_elses() -> None:
+    engine = bounded()
+    long = submit(engine, text(400))
+    engine.step()
+    assert engine.pass_time is not None
+    engine.pass_time.weight = lambda position: 1.0 + position / CHUNK  # type: ignore[method-assign]
+    engine.step()
+    assert row_counts(engine) == [CHUNK, CHUNK // 2]
+    newcomer = submit(engine, text(20, 1))
+    engine.step()
+    assert newcomer.generated == 1
+    assert long.pending < 400 - CHUNK - CHUNK // 2
+
+
+def test_a_lone_prompt_is_read_at_once_where_nobody_is_expected() -> None:
+    engine = bounded()
+    engine.scheduler.expecting = False
+    submit(engine, text(300))
+    engine.step()
+    assert row_counts(engine) == [64]
+    submit(engine, text(300, 1))
+    engine.step()
+    assert row_counts(engine) == [64, CHUNK]
 
 
 def test_prompts_alike_are_computed_once_though_they_arrive_together() -> None:
     engine = bounded(page_size=8)
     requests = [submit(engine, text(200), ONE) for _ in range(4)]
     done = finish(engine, *requests)
-    assert sum(row_counts(engine)) <= 200 + 3 * 8
+    assert sum(row_counts(engine)) <= 200 + 4 * 8
     for one in done:
         same(done[0], one)
 
@@ -190,8 +220,8 @@ def test_planners_are_told_what_else_is_in_the_pass() -> None:
     engine.step()
     submit(engine, text(100), planner=quiet)
     engine.step()
-    assert eager.told == [(2, 3, 3 + 32)]  # three texts, and a chunk of the prompt
-    assert quiet.told == [(1, 3, 3 + 32 + 10)]  # and what was bought before
+    assert eager.told == [(2, 3, 3 + 26)]  # three texts, and a chunk of the prompt
+    assert quiet.told == [(1, 3, 3 + 26 + 10)]  # and what was bought before
 
 
 def test_a_request_may_cap_its_drafts() -> None:

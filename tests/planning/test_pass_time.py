@@ -149,19 +149,23 @@ def test_past_the_table_its_last_octave_goes_on_and_is_corrected_by_what_is_seen
     assert times.cost(1) == pytest.approx(10.0, rel=0.05)
 
 
-def test_rows_of_prompts_have_a_price_of_their_own():
+def test_the_largest_pass_within_a_time():
     times = PassTime({1: 10.0, 8: 16.0, 16: 27.0})
-    assert times.cost_with_prompt(0, 32) == pytest.approx(10.0 + 32 * 11 / 8)
-    assert times.cost_with_prompt(8, 32) == pytest.approx(16.0 + 32 * 11 / 8)
-    assert times.prompt_rows(8, 16.0 + 20 * 11 / 8 + 0.01, 99) == 20
-    assert times.prompt_rows(8, 16.0 + 20 * 11 / 8 + 0.01, 10) == 10
-    assert times.prompt_rows(8, 5.0, 99) == 0
-    for _ in range(60):
-        times.observe(8, 16.0 + 32 * 2.0, 32)
-        times.observe(0, 1000.0, 2)  # two rows say nothing about one
-    assert times.cost_with_prompt(8, 32) == pytest.approx(16.0 + 32 * 2.0)
-    assert times.cost(8) == 16.0, "prompts say nothing about the rest"
+    assert times.rows_within(27.0 + 20 * 11 / 8 + 0.01, 99) == 36
+    assert times.rows_within(27.0 + 20 * 11 / 8 + 0.01, 30) == 30
+    assert times.rows_within(16.0, 99) == 8
+    assert times.rows_within(9.0, 99) == 0
 
 
-def test_prompt_rows_that_cost_nothing_fill_the_pass():
-    assert PassTime({1: 10.0, 64: 10.0}).prompt_rows(4, 15.0, 500) == 500
+def test_rows_that_look_far_back_weigh_more_once_that_was_seen():
+    times = PassTime({1: 10.0, 8: 16.0, 16: 27.0})
+    assert times.weight(4000) == 1.0
+    before = times.costs(1, 64)
+    for _ in range(200):
+        times.observe_prompts(32, 32 * 1000, times.cost(32) + 32 * 1000 * 0.001)
+        times.observe_prompts(32, 32 * 10, 1000.0)  # short looks say nothing
+    assert times.weight(1000) == pytest.approx(1.0 + 1000 * 0.001 / (11 / 8))
+    assert times.weight(0) == 1.0
+    assert times.costs(1, 64) == before, "prompts say nothing about the rest"
+    times.observe_prompts(32, 32 * 1000, 1e9)
+    assert times.weight(1000) < 1.5 * (1.0 + 1000 * 0.001 / (11 / 8)), "one slow pass proves little"

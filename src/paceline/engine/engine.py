@@ -213,10 +213,14 @@ class Engine:
     def _observe(self, works: Sequence[Work], seconds: float) -> None:
         if self.pass_time is None:
             return
-        prompt_rows = sum(work.rows for work in works if not work.decode)
-        if prompt_rows or any(work.request.planner.speculates for work in works):
-            rows = sum(work.rows for work in works)
-            self.pass_time.observe(rows - prompt_rows, seconds, prompt_rows)
+        rows = sum(work.rows for work in works)
+        prompts = [work for work in works if not work.decode]
+        if prompts:
+            # After the commit the prompt is as long as its last row looks back.
+            looks = sum(work.rows * (len(work.sequence) - work.rows // 2) for work in prompts)
+            self.pass_time.observe_prompts(rows, looks, seconds)
+        elif any(work.request.planner.speculates for work in works):
+            self.pass_time.observe(rows, seconds)
 
     def _commit(self, works: Sequence[Work], output: Output) -> None:
         self.counters.passes += 1

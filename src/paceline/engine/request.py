@@ -89,7 +89,6 @@ class Request:
 
     Attributes:
         order: place in the queue; lower was first.
-        overtaken: prompt rows that others computed while this prompt waited for its own.
         error: what ended the request, if something went wrong.
     """
 
@@ -116,7 +115,6 @@ class Request:
         self.leader = leader
         self.index = index
         self.order = context.request
-        self.overtaken = 0
         self.sequence: KVSequence | None = None
         self.cached_tokens: int | None = None
         self.error: Exception | None = None

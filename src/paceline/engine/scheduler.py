@@ -1,10 +1,9 @@
 """Who takes part in the next pass, and with how many rows.
 
 Every running request takes part in every pass while it decodes: one row and its draft. Prompts are
-computed beside them in chunks, shortest remainder first, and a chunk is never longer than what a
-newcomer can be asked to wait for. A prompt ages by the rows that others got before it, so one of n tokens
-is overtaken by n rows at most. When pages run out, the youngest request goes back to the queue and is
-recomputed later; the oldest always gets on.
+computed beside them in chunks, no longer than what a newcomer can be asked to wait for: a part for the
+oldest prompt, so that it always gets on, the rest to whoever needs least. When pages run out, the youngest
+request goes back to the queue and is recomputed later; the oldest always gets on there too.
 """
 
 from __future__ import annotations
@@ -22,12 +21,15 @@ from paceline.planning.pass_time import PassTime
 NEWCOMER = 20
 """Rows of a short question. It must not wait long, whatever else is being read."""
 
-PATIENCE = 1.5
+PATIENCE = 1.4
 """A pass with prompt rows takes at most this many times what a newcomer takes alone, or the running texts
 without it. So a newcomer, who waits for one pass and shares the next, has its answer begun in twice that."""
 
 LEAST_CHUNK = 8
 """Prompt rows of a pass, at least: below, the pass would be spent on reading weights."""
+
+OLDEST_SHARE = 6
+"""One row in so many is the oldest prompt's."""
 
 _EMPTY = Draft.empty()
 
@@ -42,6 +44,9 @@ class Scheduler:
         max_rows: most rows of a pass.
         max_num_seqs: most running requests.
         pass_time: prices chunks; None means that a chunk may fill the pass.
+
+    Attributes:
+        expecting: somebody may come at any moment, so that even a lone prompt is read in short passes.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Scheduler:
         self.max_rows = max_rows
         self.max_num_seqs = max_num_seqs
         self.pass_time = pass_time
+        self.expecting = False
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self._counters = counters
@@ -161,35 +167,40 @@ class Scheduler:
         prompts = [request for request in self.running if not request.decoding]
         if not prompts:
             return []
-        prompts.sort(key=lambda request: (request.pending - request.overtaken, request.order))
-        left = self._chunk(decoding)
-        works: list[Work] = []
         for request in prompts:
-            rows = 0
-            if left > 0 and (work := self._prefill(request, left)) is not None:
-                works.append(work)
-                rows = work.rows
-                left -= rows
-            request.overtaken -= rows
-        given = sum(work.rows for work in works)
-        for request in prompts:
-            request.overtaken += given
-        return works
+            assert request.sequence is not None
+            self.cache.extend(request.sequence, request.context.tokens)  # another may have computed it
+        room, left = self.max_rows - decoding, float(self._chunk(decoding))
+        shortest = sorted(prompts, key=lambda request: request.pending)
+        rows: dict[Request, int] = {}
+        for request, share in [(prompts[0], left / OLDEST_SHARE), *((one, left) for one in shortest)]:
+            weight = self._weight(request)
+            fits = max(int(min(share, left) / weight), 0 if rows else 1)
+            more = min(request.pending - rows.get(request, 0), room, fits)
+            if more > 0:
+                rows[request] = rows.get(request, 0) + more
+                room -= more
+                left -= more * weight
+        works = [self._prefill(request, its) for request, its in rows.items()]
+        return [work for work in works if work is not None]
 
     def _chunk(self, decoding: int) -> int:
-        """Prompt rows of the next pass."""
+        """Prompt rows of the next pass, if they need not look far back."""
         room = self.max_rows - decoding
-        if self.pass_time is None:
+        alone = not self.expecting and len(self.running) == 1 and not self.waiting
+        if self.pass_time is None or alone:
             return room
-        alone = self.pass_time.cost_with_prompt(0, NEWCOMER)
-        now = self.pass_time.cost_with_prompt(decoding, 0)
-        rows = self.pass_time.prompt_rows(decoding, PATIENCE * max(alone, now), room)
-        return min(room, max(rows, LEAST_CHUNK))
+        patience = PATIENCE * max(self.pass_time.cost(NEWCOMER), self.pass_time.cost(max(decoding, 1)))
+        return min(room, max(self.pass_time.rows_within(patience, self.max_rows) - decoding, LEAST_CHUNK))
+
+    def _weight(self, request: Request) -> float:
+        if self.pass_time is None or request.sequence is None:
+            return 1.0
+        return self.pass_time.weight(len(request.sequence))
 
     def _prefill(self, request: Request, rows: int) -> Work | None:
         sequence = request.sequence
         assert sequence is not None
-        self.cache.extend(sequence, request.context.tokens)  # another may have computed it meanwhile
         slots = self.cache.slack(sequence) + self.cache.available * self.cache.page_size
         chunk = min(request.pending, rows, slots)
         if chunk <= 0:

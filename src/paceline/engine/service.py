@@ -99,6 +99,7 @@ class Service:
             raise UsageError(f"max_queue is {max_queue!r}", "give a whole number from 0")
         if max_num_seqs is not None:
             llm.limit(max_num_seqs)
+        llm.engine.scheduler.expecting = True
         self._llm = llm
         self._max_queue = int(max_queue)
         self._changed = threading.Condition()  # guards the four below
@@ -184,6 +185,7 @@ class Service:
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._llm.engine.scheduler.expecting = False
 
     def __enter__(self) -> Self:
         return self

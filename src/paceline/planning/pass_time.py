@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -28,8 +28,8 @@ class PassTime:
     counts moves quickly (the machine got slower, the context longer), the shape of the curve slowly, and
     it forgets its way back to the measured one; one slow pass, or ten, changes no decision.
 
-    Past the table its last octave goes on. Rows of prompts, whose outputs nobody wants, have a price of
-    their own: so much each, on top of the pass they come with.
+    Past the table its last octave goes on. Rows of prompts cost more the further back they look; how much
+    is learnt from passes with such rows, which teach nothing else.
 
     Args:
         table: row count -> seconds; at least one entry.
@@ -38,10 +38,10 @@ class PassTime:
     DRIFT_STEP = 0.03
     SHAPE_STEP = 0.01
     SHAPE_MEMORY = 0.999
-    PROMPT_STEP = 0.05
+    LOOK_STEP = 0.1
     _REFRESH_EVERY = 4
     _REACH = 64  # as far as observations correct the shape
-    _TELLING = 8  # prompt rows that a pass must have to say what one costs
+    _SHORT = 64  # positions at which looking back costs next to nothing
 
     def __init__(self, table: Mapping[int, float]) -> None:
         assert table, "a pass-time table needs at least one entry"
@@ -58,8 +58,7 @@ class PassTime:
             self._measured.append(self._curve[last] + 3 * last * slope)
             self._log_shape.append(0.0)
             self._curve = self._interpolate()
-        # Where rows are free a prompt row still counts as something, so that ratios mean something.
-        self._prompt_row = max(slope, 1e-3 * self._curve[1])
+        self._look = 0.0
 
     @classmethod
     def measure(
@@ -104,26 +103,19 @@ class PassTime:
         """[last - first + 1] seconds of a pass over `first` rows, and so on to `last`."""
         return [self.cost(rows) for rows in range(first, last + 1)]
 
-    def cost_with_prompt(self, rows: int, prompt_rows: int) -> float:
-        """Expected seconds of a pass over `rows` rows, which may be none, and rows of prompts besides."""
-        return self.cost(max(rows, 1)) + prompt_rows * self._prompt_row
+    def rows_within(self, seconds: float, most: int) -> int:
+        """Rows, at most `most`, of the largest pass that takes no longer."""
+        return bisect_right(range(1, most + 1), seconds, key=self.cost)
 
-    def prompt_rows(self, rows: int, seconds: float, most: int) -> int:
-        """How many rows of prompts, at most `most`, fit beside `rows` rows into a pass of `seconds`."""
-        left = seconds - self.cost(max(rows, 1))
-        if left >= most * self._prompt_row:
-            return most
-        return max(0, int(left / self._prompt_row))
+    def weight(self, position: int) -> float:
+        """What a prompt's row at this position costs, in rows that need not look back."""
+        # Where rows are free one still counts as something, so that the ratio means something.
+        row = max(_last_slope(self._curve), 1e-3 * self._curve[1]) * self._drift
+        return 1.0 + self._look * position / row
 
-    def observe(self, rows: int, seconds: float, prompt_rows: int = 0) -> None:
-        """Learn from a pass over `rows` rows, and `prompt_rows` of prompts besides, that took `seconds`."""
-        if seconds <= 0.0:
-            return
-        if prompt_rows:
-            if prompt_rows >= self._TELLING:
-                self._observe_prompt(seconds - self.cost(max(rows, 1)), prompt_rows)
-            return
-        if rows < 1:
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from a pass over `rows` rows that took `seconds`."""
+        if rows < 1 or seconds <= 0.0:
             return
         off = math.log(seconds / self.cost(rows))
         self._drift *= math.exp(max(-self.DRIFT_STEP, min(self.DRIFT_STEP, off)))
@@ -135,9 +127,15 @@ class PassTime:
         if self._observed % self._REFRESH_EVERY == 0:
             self._curve = self._interpolate()
 
-    def _observe_prompt(self, seconds: float, prompt_rows: int) -> None:
-        ratio = seconds / (prompt_rows * self._prompt_row)
-        self._prompt_row *= min(max(ratio, 1.0 - self.PROMPT_STEP), 1.0 + self.PROMPT_STEP)
+    def observe_prompts(self, rows: int, looks: int, seconds: float) -> None:
+        """Learn from a pass over `rows` rows, some of them a prompt's, which looked back over `looks`
+        positions in all."""
+        if looks < self._SHORT * rows:
+            return
+        # No row looks back at more than its own price for each 256 positions: one slow pass proves little.
+        most = self.cost(rows) / rows / 256
+        seen = min(max((seconds - self.cost(rows)) / looks, 0.0), most)
+        self._look += self.LOOK_STEP * (seen - self._look)
 
     def _interpolate(self) -> list[float]:
         points = [m * math.exp(s) for m, s in zip(self._measured, self._log_shape, strict=True)]
