@@ -45,7 +45,7 @@ class Server:
             "--threads",
             "2",
         ]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
