@@ -62,18 +62,18 @@ def _copy(description: Mapping[str, Any]) -> dict[str, Any]:
 def _steps(part: Any, name: str) -> list[dict[str, Any]]:
     """The steps of a part of the description: of a `Sequence`, or the part itself."""
     found = part.get(name) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
-    return [step for step in found or [] if isinstance(step, dict)]
+    return [step for step in found if isinstance(step, dict)] if isinstance(found, list) else []
 
 
 def _is_byte_level(description: Any) -> bool:
     """Whether tokens spell bytes in GPT-2's alphabet; else they spell text, with a sign for spaces."""
-    kinds = [step.get("type") for step in _steps(description.get("decoder"), "decoders")]
+    kinds = [str(step.get("type")) for step in _steps(description.get("decoder"), "decoders")]
     if "ByteLevel" in kinds:
         return True
     if kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         return False
     raise UnsupportedModelError(
-        f"tokenizer.json decodes by {', '.join(map(str, kinds)) or 'nothing'}",
+        f"tokenizer.json decodes by {', '.join(kinds) or 'nothing'}",
         "byte-level and SentencePiece tokenizers run here",
     )
 
@@ -99,7 +99,7 @@ def _take_lead(description: dict[str, Any]) -> Lead:
     for step in _steps(description.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "Metaspace":
             scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
-            lead = {"always": Lead.UNSPACED, "first": Lead.FIRST}.get(scheme, lead)
+            lead = {"always": Lead.UNSPACED, "first": Lead.FIRST}.get(str(scheme), lead)
             step["prepend_scheme"] = "never"
             step.pop("add_prefix_space", None)
     return lead

@@ -112,7 +112,8 @@ def _grouped(arrays: Mapping[str, Entry], settings: Mapping[str, Any]) -> dict[s
         elif place[0]:
             groups[place[0]][place[1]] = name
     if unknown:
-        shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        shown = ", ".join(map(repr, unknown[:3])) + more
         raise UnsupportedModelError(
             f"the folder has tensors that are not known here: {shown}",
             "without them the model would write other text; update Paceline or use another conversion",

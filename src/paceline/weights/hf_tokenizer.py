@@ -76,10 +76,13 @@ def _vocabulary(tokenizer: Mapping[str, Any], size: int) -> dict[str, Any]:
                 f"tokenizer.json gives {text[:40]!r} the id {str(i)[:20]}; config.json has {size} tokens",
                 DOWNLOAD,
             )
+        if kinds[i] != _UNUSED:
+            raise ModelFileError(f"tokenizer.json has two tokens of id {i}: {text[:40]!r}", DOWNLOAD)
         tokens[i] = text
         kinds[i] = _BYTE if model.get("byte_fallback") and _BYTE_TEXT.fullmatch(text) else _NORMAL
-    if model.get("unk_token") in vocabulary:
-        kinds[vocabulary[model["unk_token"]]] = _UNKNOWN
+    unknown = model.get("unk_token")
+    if isinstance(unknown, str) and unknown in vocabulary:
+        kinds[vocabulary[unknown]] = _UNKNOWN
     strips: dict[str, list[int]] = {"lstrip": [], "rstrip": []}
     for token in _added(tokenizer, size):
         tokens[token["id"]] = token["content"]
@@ -132,14 +135,15 @@ def _wrapping(tokenizer: Mapping[str, Any], found: Mapping[str, Any]) -> dict[st
     for step in _steps(tokenizer.get("post_processor"), "processors"):
         if step.get("type") != "TemplateProcessing":
             continue
-        given = step.get("special_tokens")
-        names = given if isinstance(given, Mapping) else {}
+        tokens = _object(step.get("special_tokens"))
         side = before
-        for piece in step.get("single") or []:
+        for piece in _objects(step.get("single")):
             if "Sequence" in piece:
                 side = after
             else:
-                side += (names.get(piece.get("SpecialToken", {}).get("id")) or {}).get("ids") or [None]
+                name = str(_object(piece.get("SpecialToken")).get("id"))
+                ids = _object(tokens.get(name)).get("ids")
+                side += ids if isinstance(ids, list) else [name]
     for added, role in ((before, "bos"), (after, "eos")):
         if added not in ([], [found.get(f"{_GGML}{role}_token_id")]):
             raise UnsupportedModelError(
@@ -158,8 +162,16 @@ def _strips(decoder: Mapping[str, Any]) -> bool:
 
 def _steps(part: Any, name: str) -> list[Mapping[str, Any]]:
     """The parts of a `Sequence`, or the part itself."""
-    parts = part.get(name) if isinstance(part, Mapping) and part.get("type") == "Sequence" else [part]
-    return [step for step in parts or [] if isinstance(step, Mapping)]
+    return _objects(part.get(name) if _object(part).get("type") == "Sequence" else [part])
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """A JSON object as it is; anything else as an empty one, which the library will refuse by itself."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def _ends(settings: Mapping[str, Any], generation: Mapping[str, Any], size: int) -> list[int]:
