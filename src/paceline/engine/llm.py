@@ -163,6 +163,7 @@ class LLM:
             tokenizer, target.vocab_size, getattr(target, "threads", None), measure=PassTime.measure
         )
         self._planners: dict[str, Planner] = {}
+        self._dropped: deque[Planner] = deque()  # to be closed between steps
         self._choosing = threading.Lock()  # guards the planners
         self._lock = threading.Lock()  # guards the engine
         self._knocking: deque[None] = deque()
@@ -393,6 +394,8 @@ class LLM:
             self.engine.enqueue(self._arrived.popleft())
         while self._cancelled:
             self.engine.abort(self._cancelled.popleft())
+        while self._dropped:
+            self._dropped.popleft().close()
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -419,7 +422,7 @@ class LLM:
         with self._choosing:
             if key not in self._planners:
                 while len(self._planners) >= _PLANNERS_KEPT:
-                    self._planners.pop(next(iter(self._planners))).close()
+                    self._dropped.append(self._planners.pop(next(iter(self._planners))))
                 self._planners[key] = self._new_planner(speculate, predicting)
             return self._planners[key]
 
