@@ -1,4 +1,4 @@
-"""Decoding speed of Paceline, plain and speculating, against llama.cpp and OpenVINO GenAI on one file.
+"""Decoding speed of Paceline, plain and speculating, against llama.cpp, OpenVINO GenAI or transformers.
 
 Every engine gets the same token ids, one prompt at a time, greedily; engines take turns within each prompt
 and the order turns too. Speeds are total tokens over total decode time, the first token counted as prefill.
@@ -20,10 +20,9 @@ from typing import Any
 
 from harness import llama_cpp, results, tasks
 from harness.arms import Answer, Arm, PacelineArm
-from harness.genai import SETTINGS as GENAI_SETTINGS
-from harness.genai import OpenVinoArm
 from harness.ratios import Group, best_of, compare, fastest
 from harness.tasks import Task
+from harness.workers import SETTINGS, WorkerArm
 
 from paceline import LLM
 from paceline.tools.provenance import describe_file
@@ -62,7 +61,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path, help="GGUF file that every engine reads")
+    parser.add_argument("model", type=Path, help="GGUF file or folder that every engine reads")
     parser.add_argument("--spec-bench", type=Path, help="Spec-Bench questions (JSON lines)")
     parser.add_argument("--humaneval", type=Path, help="HumanEval problems (JSON lines)")
     parser.add_argument("--per-category", type=int, help="most prompts of a category; default all")
@@ -80,12 +79,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--llama-settings", default=",".join(llama_cpp.SETTINGS), help="default: all known")
     parser.add_argument("--genai-python", type=Path, help="Python that has openvino-genai")
     parser.add_argument("--genai-model", type=Path, help="converted model folder; default: the GGUF itself")
-    parser.add_argument("--genai-settings", default=",".join(GENAI_SETTINGS))
+    parser.add_argument("--genai-settings", default=",".join(SETTINGS["openvino"]))
+    parser.add_argument("--transformers-python", type=Path, help="Python that has transformers")
+    parser.add_argument("--transformers-settings", default=",".join(SETTINGS["transformers"]))
     parser.add_argument("--name", help="of the result files; default: from the model's")
     asked = parser.parse_args()
     for flag, given, known in (
         ("--llama-settings", asked.llama_settings, llama_cpp.SETTINGS),
-        ("--genai-settings", asked.genai_settings, GENAI_SETTINGS),
+        ("--genai-settings", asked.genai_settings, SETTINGS["openvino"]),
+        ("--transformers-settings", asked.transformers_settings, SETTINGS["transformers"]),
     ):
         if odd := [name for name in given.split(",") if name not in known]:
             parser.error(f"{flag} names {odd[0]!r}; known are {', '.join(known)}")
@@ -112,12 +114,16 @@ def open_arms(stack: contextlib.ExitStack, llm: LLM, asked: argparse.Namespace) 
         )
         stack.callback(server.close)
         yield server
-    for setting in asked.genai_settings.split(",") if asked.genai_python else ():
-        model = asked.genai_model or asked.model
-        log = logs / f"genai-{setting}"
-        pipeline = OpenVinoArm(asked.genai_python, model, setting, threads=asked.threads, log=log)
-        stack.callback(pipeline.close)
-        yield pipeline
+    genai_model = asked.genai_model or asked.model
+    for engine, python, model, settings in (
+        ("openvino", asked.genai_python, genai_model, asked.genai_settings),
+        ("transformers", asked.transformers_python, asked.model, asked.transformers_settings),
+    ):
+        for setting in settings.split(",") if python else ():
+            log = logs / f"{engine}-{setting}"
+            worker = WorkerArm(engine, python, model, setting, threads=asked.threads, log=log)
+            stack.callback(worker.close)
+            yield worker
 
 
 def run(
@@ -167,7 +173,7 @@ def markdown(found: dict[str, Group], prompts: int, asked: argparse.Namespace) -
     speeds = results.table(
         ["tokens/s", *found], [[arm, *(found[g].speed.get(arm) for g in found)] for arm in overall.speed]
     )
-    peers = [name for name in ("llama", "openvino") if best_of(overall.speed, name)]
+    peers = [name for name in ("llama", "openvino", "transformers") if best_of(overall.speed, name)]
     head = ["", "prompts", "plain", "auto", "auto / plain", "tokens/pass", "accepted"]
     rows: list[list[Any]] = []
     for name, group in found.items():

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI as an arm: a process in an environment of its own, asked line by line."""
+"""Engines in environments of their own as arms: a process each, asked line by line."""
 
 from __future__ import annotations
 
@@ -11,24 +11,36 @@ from typing import Any
 from harness.arms import Answer
 from paceline.core import SpeculationStats
 
-SETTINGS: dict[str, dict[str, int]] = {
-    "plain": {},
-    "lookup-5": {"num_assistant_tokens": 5, "max_ngram_size": 3},
-    "lookup-8": {"num_assistant_tokens": 8, "max_ngram_size": 3},
+SETTINGS: dict[str, dict[str, dict[str, int]]] = {
+    "openvino": {
+        "plain": {},
+        "lookup-5": {"num_assistant_tokens": 5, "max_ngram_size": 3},
+        "lookup-8": {"num_assistant_tokens": 8, "max_ngram_size": 3},
+    },
+    "transformers": {
+        "plain": {},
+        "lookup-5": {"prompt_lookup_num_tokens": 5},
+        "lookup-10": {"prompt_lookup_num_tokens": 10},
+    },
 }
+"""Ways to run each engine; `ENGINE_worker.py` knows what they mean."""
 
 
-class OpenVinoArm:
-    """One pipeline, over a converted model's folder or over a GGUF of Q4_0, Q4_1 or Q8_0."""
+class WorkerArm:
+    """OpenVINO GenAI over a converted model's folder or a GGUF of Q4_0, Q4_1 or Q8_0; or transformers over a
+    folder of safetensors, in the type of its weights.
+    """
 
     remembers = False
 
-    def __init__(self, python: Path, model: Path, setting: str, *, threads: int, log: Path) -> None:
-        self.name = f"openvino {setting}"
-        self._settings = SETTINGS[setting]
+    def __init__(
+        self, engine: str, python: Path, model: Path, setting: str, *, threads: int, log: Path
+    ) -> None:
+        self.name = f"{engine} {setting}"
+        self._settings = SETTINGS[engine][setting]
         self._model = model.name
         self._threads = threads
-        worker = Path(__file__).with_name("genai_worker.py")
+        worker = Path(__file__).with_name(f"{engine}_worker.py")
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
                 [str(python), "-P", str(worker), str(model), str(threads), json.dumps(self._settings)],
@@ -40,7 +52,7 @@ class OpenVinoArm:
         self.version = str(self._read(log).get("version"))
 
     def describe(self) -> dict[str, Any]:
-        engine = {"engine": f"openvino-genai {self.version}", "model": self._model}
+        engine = {"engine": self.version, "model": self._model}
         return engine | {"threads": self._threads} | self._settings
 
     def answer(self, ids: Sequence[int], max_tokens: int) -> Answer:

@@ -1,4 +1,4 @@
-"""Answers token ids with OpenVINO GenAI; run by `harness.genai` with that engine's own Python."""
+"""Answers token ids with OpenVINO GenAI; run by `harness.workers` with that engine's own Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import openvino_genai
 def main(model: str, threads: int, settings: dict[str, int]) -> None:
     lookup = {"prompt_lookup": True} if settings else {}
     pipeline = openvino_genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads, **lookup)
-    print(json.dumps({"version": openvino_genai.__version__}), flush=True)
+    print(json.dumps({"version": f"openvino-genai {openvino_genai.__version__}"}), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(pipeline, settings, json.loads(line))), flush=True)
 
