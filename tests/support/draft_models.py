@@ -12,7 +12,8 @@ from paceline.text.pairing import Mode, pair
 from paceline.text.respelling import Translator
 from paceline.text.tokenizer import Tokenizer
 from support.stub_target import Hashes, Ids, Rule, StubTarget
-from support.tiny_tokenizer import VOCAB_SIZE, metadata, tiny_tokenizer
+from support.tiny_tokenizer import EOS, VOCAB_SIZE, metadata, tiny_tokenizer
+from support.vocabularies import CONTROL, byte_characters, byte_level
 
 
 class FixedCosts:
@@ -59,24 +60,28 @@ class Padded:
         return np.pad(inner, ((0, 0), (0, self.vocab_size - inner.shape[1])), constant_values=99.0)
 
 
-def shuffled(seed: int = 0) -> tuple[Tokenizer, list[int]]:
+def shuffled(seed: int = 0, order: Sequence[int] | None = None) -> tuple[Tokenizer, list[int]]:
     """The tiny tokenizer under other ids, and the order: its id i is id order[i] of the tiny one."""
-    order = np.random.default_rng(seed).permutation(VOCAB_SIZE).tolist()
+    order = np.random.default_rng(seed).permutation(VOCAB_SIZE).tolist() if order is None else list(order)
     place = {old: new for new, old in enumerate(order)}
     plain = metadata()
     prefix = "tokenizer.ggml."
-    return (
-        Tokenizer.from_gguf(
-            plain
-            | {
-                prefix + "tokens": [plain[prefix + "tokens"][i] for i in order],
-                prefix + "token_type": [plain[prefix + "token_type"][i] for i in order],
-                prefix + "eos_token_id": place[plain[prefix + "eos_token_id"]],
-                prefix + "bos_token_id": place[plain[prefix + "bos_token_id"]],
-            }
-        ),
-        order,
-    )
+    changed = {
+        prefix + "tokens": [plain[prefix + "tokens"][i] for i in order],
+        prefix + "token_type": [plain[prefix + "token_type"][i] for i in order],
+        prefix + "eos_token_id": place[plain[prefix + "eos_token_id"]],
+        prefix + "bos_token_id": place[plain[prefix + "bos_token_id"]],
+    }
+    return Tokenizer.from_gguf(plain | changed), order
+
+
+def other_merges() -> tuple[Tokenizer, list[int]]:
+    """The tiny tokenizer's bytes with other words, and for each id the tiny one's nearest."""
+    merges = ["a b", "ab c", "t h", "th e", "1 2"]
+    tokenizer = Tokenizer.from_gguf(byte_level(merges, extra={"<end>": CONTROL}, eos_token_id=261))
+    characters = {char: byte for byte, char in enumerate(byte_characters())}
+    order = [characters[char] for char in byte_characters()]
+    return tokenizer, [*order, *(ord(merge.split(" ")[0][0]) for merge in merges), EOS]
 
 
 def draft_model(

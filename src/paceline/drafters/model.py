@@ -14,36 +14,42 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import log
+from dataclasses import dataclass, field
+from math import log, prod
 from typing import Protocol
 
-import numpy as np
-
-from paceline.core import ROOT, Context, Draft, Floats, Ids, Outcome, Prices, SamplingParams, Target
+from paceline.core import ROOT, Context, Draft, Floats, Outcome, Prices, Target
 from paceline.drafters.calibration import Calibration, Features, Luck
+from paceline.drafters.choice import Choices, pick, pick_rival, request_sampler
 from paceline.drafters.draft_cache import DraftCache, Track
 from paceline.drafters.offer import Offer
 from paceline.drafters.outlook import Hope, Outlook
 from paceline.errors import PacelineError, RequestError
 from paceline.sampling.sampler import Sampler
-from paceline.text.pairing import Pairing
-from paceline.text.respelling import Spelling, TextSpelling, TokenSpelling, Translator, retell
+from paceline.text.respelling import (
+    LOOK_BEHIND,
+    Spelling,
+    TextSpelling,
+    TokenSpelling,
+    Translator,
+    retell,
+)
 
 _log = logging.getLogger("paceline")
 
 # Layout of the features: how the guess was made and how probable the draft model holds it, then the depth.
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
 _CENTRES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.975, 0.995)
-_LIKELIEST, _DRAWN, _SECOND, _RETOLD = (i * len(_CENTRES) for i in range(4))
-_DEPTH = 4 * len(_CENTRES)
+_FIRST, _SECOND = 0, 4  # first choices: likeliest or drawn, then the same where the text is retold
+_KINDS = 5
+_DEPTH = _KINDS * len(_CENTRES)
 _DEPTH_CLASS = (0, 1, 2, 3, 4, 4, 5, 5, 5)
-_WEIGHTS = (*(0.9 * log(p / (1.0 - p)) for p in _CENTRES * 4), *(0.0,) * 7)
+_WEIGHTS = (*(0.9 * log(p / (1.0 - p)) for p in _CENTRES * _KINDS), *(0.0,) * 7)
 
 _FIRST_HOPE = 0.6
 """Chance of a drafted token before anything is known."""
 
-_HOPE_RATE = 0.08
+_HOPE_RATE, _HOPE_RATE_OF_ALL = 0.1, 0.02
 
 _FIRST_LENGTH = 128.0
 """Tokens of a response before any was seen."""
@@ -67,7 +73,7 @@ class _Seat:
     """
 
     spelling: Spelling
-    sampler: Sampler | None
+    sampler: Sampler
     hope: float
     track: Track
     luck: Luck
@@ -80,6 +86,8 @@ class _Growth:
     """A draft under way.
 
     Attributes:
+        budget: most nodes.
+        left: how many of them are not used yet.
         feed: ids that the next pass computes.
         tip: the node that the next guess follows.
         reach: chance of the tip to be reached and taken.
@@ -89,13 +97,13 @@ class _Growth:
     seat: _Seat
     context: Context
     budget: int
-    feed: list[int]
-    sampler: Sampler | None
-    written: list[int]
-    probabilities: list[float]
+    sampler: Sampler
+    left: int
+    feed: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
     tip: int = ROOT
     reach: float = 1.0
-    depth: int = 0
     done: bool = False
 
 
@@ -128,7 +136,8 @@ class ModelDrafter:
         self.cache = DraftCache(model)
         self.broken: str | None = None
         self._translator = translator
-        self._choices = _Choices(self.pairing)
+        self._choices = Choices(self.pairing, translator.draft.vocab_size)
+        self._telling = self.pairing.mode == "text"
         self._ends = translator.target.eog_ids
         self._costs = costs
         self._clock = clock
@@ -197,13 +206,12 @@ class ModelDrafter:
             seat = self._seats[context.request] = self._new_seat(context)
         self._follow(seat, context)
         self.cache.settle(seat.track, seat.spelling.ids, seat.spelling.loose)
-        sampler = None if seat.sampler is None else seat.sampler.ahead()
-        return _Growth(seat, context, budget, [], sampler, [], []) if seat.spelling.ids else None
+        seat.offer = Offer()
+        return _Growth(seat, context, budget, seat.sampler.ahead(), budget) if seat.spelling.ids else None
 
     def _new_seat(self, context: Context) -> _Seat:
-        text = self.pairing.mode == "text"
-        spelling = TextSpelling(self._translator) if text else TokenSpelling(self._translator)
-        sampler = None if text else _sampler(context, self._choices.size, self._ends)
+        spelling = TextSpelling(self._translator) if self._telling else TokenSpelling(self._translator)
+        sampler = request_sampler(context, self._choices.size, self._ends)
         return _Seat(spelling, sampler, self._hope, Track(), Luck(), Offer())
 
     def _follow(self, seat: _Seat, context: Context) -> None:
@@ -215,10 +223,9 @@ class ModelDrafter:
             seat.offer.learn(written, self.calibration, seat.luck)
         seat.offer = Offer()
         seat.spelling.follow(written)
-        if seat.sampler is not None:
-            for token in written[max(0, context.prompt_length - seat.length) :]:
-                if token < self._choices.size:
-                    seat.sampler.advance(token)
+        for token in written[max(0, context.prompt_length - seat.length) :]:
+            if token < self._choices.size:
+                seat.sampler.advance(token)
         seat.length = len(context.tokens)
 
     def _expect(self, growth: _Growth) -> Hope:
@@ -237,7 +244,7 @@ class ModelDrafter:
             more = min(growth.budget, self.model.context_limit - len(ids))
             tracks = [other.seat.track for other in seated]
             if more > 0 and self.cache.open(seat.track, ids, more, tracks):
-                growth.budget = more
+                growth.budget = growth.left = more
                 growth.feed = ids[len(seat.track) :]
                 seated.append(growth)
         return seated
@@ -259,144 +266,98 @@ class ModelDrafter:
                 going = [going[i] for i in chosen]
 
     def _extend(self, growth: _Growth, logits: Floats, outlook: Outlook | None) -> None:
-        """Write one more token, and its rival beside it if that pays."""
-        if self.pairing.mode == "text":
-            self._write_text(growth, logits, outlook)
-            return
-        seat, offer = growth.seat, growth.seat.offer
+        """Write one more token; where ids translate it is a node, and its rival beside it if that pays."""
         row = self._choices.row(logits)
-        position = len(growth.context.tokens) + growth.depth
+        position = self._position(growth)
         try:
-            token, probability = _pick(row, growth.sampler, position)
+            token, probability = pick(row, growth.sampler, position)
         except RequestError:  # the target will say so, if it comes to the same
             growth.done = True
             return
-        kind = _LIKELIEST if growth.context.params.greedy else _DRAWN
-        features = (kind + _bucket(probability), _depth(growth.depth))
-        chance = self.calibration.chance(features, seat.luck.log_odds)
-        guesses = offer.guesses[growth.tip] = [(token, chance, features)]
         parent, above = growth.tip, growth.reach
-        growth.tip = offer.add(parent, token, chance)
+        features = self._features(growth, _FIRST, probability)
+        chance = self.calibration.chance(features, growth.seat.luck.log_odds)
         growth.reach = above * chance
-        growth.budget -= 1
-        self._note(growth, chance)
-        if outlook is not None:
-            outlook.add(growth.reach)
-            if growth.budget > 0 and outlook.worthwhile(above * (1.0 - chance)):
-                rival, share = _second(row, token, growth.sampler, position)
-                features = (_SECOND + _bucket(share), _depth(growth.depth))
-                second = self.calibration.chance(features, seat.luck.log_odds)
-                guesses.append((rival, second, features))
-                if outlook.worthwhile(above * (1.0 - chance) * second):
-                    offer.add(parent, rival, (1.0 - chance) * second)
-                    outlook.add(above * (1.0 - chance) * second)
-                    growth.budget -= 1
-        growth.depth += 1
-        growth.written.append(self._choices.to_draft[token])
-        if growth.sampler is not None:
-            growth.sampler.advance(token)
-        growth.done = growth.budget <= 0 or (token in self._ends and not growth.context.params.ignore_eos)
-
-    def _write_text(self, growth: _Growth, logits: Floats, outlook: Outlook | None) -> None:
-        """Write one more token of the draft's own; what it means for the target is told at the end."""
-        known = logits[: self._translator.draft.vocab_size]
-        token = int(known.argmax())
-        probability = _share(known, token)
-        chance = self.calibration.chance(
-            (_RETOLD + _bucket(probability), _depth(growth.depth)), growth.seat.luck.log_odds
-        )
-        growth.reach *= chance
-        growth.depth += 1
-        growth.written.append(token)
-        growth.probabilities.append(probability)
-        self._note(growth, chance)
-        if outlook is not None:
-            outlook.add(growth.reach)
-        growth.done = growth.depth >= growth.budget or token in self._translator.draft.special_ids
-
-    def _note(self, growth: _Growth, chance: float) -> None:
+        growth.left -= 1
         growth.seat.hope += _HOPE_RATE * (chance - growth.seat.hope)
-        self._hope += 0.1 * _HOPE_RATE * (chance - self._hope)
+        self._hope += _HOPE_RATE_OF_ALL * (chance - self._hope)
+        if outlook is not None:
+            outlook.add(growth.reach)
+        if not self._telling:
+            offer = growth.seat.offer
+            offer.guesses[parent] = [(token, chance, features)]
+            growth.tip = offer.add(parent, token, chance)
+            if outlook is not None and growth.left > 0 and outlook.worthwhile(above * (1.0 - chance)):
+                rival = pick_rival(row, token, growth.sampler, position)
+                self._add_rival(growth, parent, above * (1.0 - chance), rival, outlook)
+        growth.written.append(self._choices.to_draft[token])
+        growth.probabilities.append(probability)
+        growth.sampler.advance(token)
+        growth.done = growth.left <= 0 or self._ends_text(growth, token)
+
+    def _add_rival(
+        self,
+        growth: _Growth,
+        parent: int,
+        left: float,
+        rival: tuple[int, float] | None,
+        outlook: Outlook,
+    ) -> None:
+        """Offer the second choice beside the first, which is missed with chance `left`, if it is worth a row."""
+        if rival is None:
+            return
+        token, share = rival
+        offer = growth.seat.offer
+        features = self._features(growth, _SECOND, share)
+        chance = self.calibration.chance(features, growth.seat.luck.log_odds)
+        offer.guesses[parent] = [*offer.guesses[parent], (token, chance, features)]
+        if outlook.worthwhile(left * chance):
+            first = offer.chances[growth.tip]
+            offer.add(parent, token, (1.0 - first) * chance)
+            outlook.add(left * chance)
+            growth.left -= 1
+
+    def _position(self, growth: _Growth) -> int:
+        """Where, in the target's tokens, the next one will stand."""
+        tokens = growth.context.tokens
+        if self._telling and not growth.context.params.greedy:
+            return len(tokens) + len(retell(self._translator, tokens[-LOOK_BEHIND:], growth.written))
+        return len(tokens) + len(growth.written)
+
+    def _features(self, growth: _Growth, kind: int, probability: float) -> Features:
+        """What decides the chance of the guess at the tip."""
+        if kind == _FIRST:
+            kind += 2 * self._telling + (not growth.context.params.greedy)
+        return kind * len(_CENTRES) + bisect_right(_EDGES, probability), _depth(len(growth.written))
+
+    def _ends_text(self, growth: _Growth, token: int) -> bool:
+        if self._telling:
+            return growth.written[-1] in self._translator.draft.special_ids
+        return token in self._ends and not growth.context.params.ignore_eos
 
     def _finish(self, growth: _Growth) -> Draft:
-        offer = growth.seat.offer
-        if self.pairing.mode == "text":
-            told = retell(self._translator, growth.context.tokens, growth.written)
-            done = 0
-            for depth, (token, n) in enumerate(told[: growth.budget]):
-                probability = float(np.prod(growth.probabilities[done:n]))
-                done = max(done, n)
-                features: Features = (_RETOLD + _bucket(probability), _depth(depth))
-                chance = self.calibration.chance(features, growth.seat.luck.log_odds)
-                offer.guesses[growth.tip] = [(token, chance, features)]
-                growth.tip = offer.add(growth.tip, token, chance)
-        return offer.draft(self.name)
+        if self._telling:
+            self._tell(growth)
+        return growth.seat.offer.draft(self.name)
+
+    def _tell(self, growth: _Growth) -> None:
+        """Make nodes of the target's tokens for what was written."""
+        offer, probabilities = growth.seat.offer, growth.probabilities
+        told = retell(self._translator, growth.context.tokens[-LOOK_BEHIND:], growth.written)
+        kind = _FIRST + 2 + (not growth.context.params.greedy)
+        done = 0
+        for depth, (token, n) in enumerate(told[: growth.budget]):
+            bucket = bisect_right(_EDGES, prod(probabilities[done:n]))
+            features = (kind * len(_CENTRES) + bucket, _depth(depth))
+            chance = self.calibration.chance(features, growth.seat.luck.log_odds)
+            offer.guesses[growth.tip] = [(token, chance, features)]
+            growth.tip = offer.add(growth.tip, token, chance)
+            done = max(done, n)
 
     def _break(self, error: PacelineError) -> None:
         self.broken = error.message
         _log.warning("the draft model is of no use and stays off: %s", error.message)
         self.reset()
-
-
-class _Choices:
-    """The draft's logits as logits of the target's ids."""
-
-    def __init__(self, pairing: Pairing) -> None:
-        self.to_draft: list[int] = pairing.to_draft.tolist()
-        self._same = pairing.mode == "same"
-        draft_vocab, target_vocab = len(pairing.to_target), len(pairing.to_draft)
-        self.size = min(draft_vocab, target_vocab) if self._same else target_vocab
-        self._masked: Ids = np.flatnonzero(pairing.to_target[: self.size] < 0).astype(np.int32)
-        self._known: Ids = np.flatnonzero(pairing.to_draft >= 0).astype(np.int32)
-        self._sources: Ids = pairing.to_draft[self._known]
-        self._row: Floats = np.full(self.size, -np.inf, np.float32)
-
-    def row(self, logits: Floats) -> Floats:
-        """[size] logits, -inf where the draft must not guess; overwritten by the next call."""
-        if self._same:
-            row = logits[: self.size]
-            row[self._masked] = -np.inf
-            return row
-        self._row[self._known] = logits[self._sources]
-        return self._row
-
-
-def _sampler(context: Context, size: int, ends: frozenset[int]) -> Sampler:
-    """The request's own sampler, as far as the draft's vocabulary reaches."""
-    params: SamplingParams = context.params
-    known = {token: bias for token, bias in params.logit_bias.items() if token < size}
-    stops = frozenset() if params.ignore_eos else ends
-    stops |= frozenset(params.stop_token_ids)
-    prompt = [token for token in context.tokens[: context.prompt_length] if token < size]
-    its = replace(params, logit_bias=known, stop_token_ids=(), logprobs=None)
-    return Sampler(its, prompt, stops, size, context.seed)
-
-
-def _pick(row: Floats, sampler: Sampler | None, position: int) -> tuple[int, float]:
-    """The token that the request's sampler takes, and its probability."""
-    best = int(row.argmax())
-    token = best if sampler is None else sampler.pick(row, best, position)
-    temperature = 1.0 if sampler is None or sampler.params.greedy else sampler.params.temperature
-    return token, _share(row, token, temperature)
-
-
-def _second(row: Floats, token: int, sampler: Sampler | None, position: int) -> tuple[int, float]:
-    """The token that would have been taken without the first, and its share of what the first leaves."""
-    kept, row[token] = row[token], -np.inf
-    rival, share = _pick(row, sampler, position)
-    row[token] = kept
-    return rival, share
-
-
-def _share(row: Floats, token: int, temperature: float = 1.0) -> float:
-    """softmax(row / temperature)[token]"""
-    scaled = (row - row.max()) / np.float32(max(temperature, 1e-3))
-    np.exp(scaled, out=scaled)
-    return float(scaled[token] / scaled.sum())
-
-
-def _bucket(probability: float) -> int:
-    return bisect_right(_EDGES, probability)
 
 
 def _depth(depth: int) -> int:

@@ -215,8 +215,9 @@ def _by_meaning(
         if spelled:
             to_target[token] = (control if token in special else plain).get(spelled, -1)
     for mine, its in ((draft.bos_id, target.bos_id), (draft.eos_id, target.eos_id)):
-        both = mine is not None and its is not None and mine < len(ours) and its < len(theirs)
-        if both and to_target[mine] < 0:
+        if mine is None or its is None or mine >= len(ours) or its >= len(theirs):
+            continue
+        if to_target[mine] < 0:
             to_target[mine] = its
     return to_target
 
