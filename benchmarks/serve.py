@@ -25,6 +25,7 @@ from harness.load_rounds import Equality, LevelResult, Run, Start, equality, jud
 from harness.tasks import Task
 
 from paceline import LLM, SamplingParams
+from paceline.tools.load import Clients
 from paceline.tools.load_figures import written
 from paceline.tools.provenance import describe_file
 
@@ -142,10 +143,12 @@ def load_part(asked: argparse.Namespace, todo: Sequence[Task], logs: Path) -> tu
 
 def note(run: Run) -> None:
     f = run.figures
+    where = f"round {run.round}, {Clients(run.clients).label}, {run.engine}"
+    first = written(f.first_token_s, 1e3, 0)
     failed = f", failed: {f.errors}" if f.errors else ""
     print(
-        f"round {run.round}, {run.clients} clients, {run.engine}: {f.output_tokens_per_s:.1f} tokens/s, "
-        f"{f.completion_tokens} tokens, first token {written(f.first_token_s, 1e3, 0)} ms{failed}",
+        f"{where}: {f.output_tokens_per_s:.1f} tokens/s, {f.completion_tokens} tokens, "
+        f"first token {first} ms{failed}",
         flush=True,
     )
 
@@ -161,7 +164,7 @@ def load_table(found: Sequence[LevelResult], same: Equality, runs: Sequence[Run]
     head = ["clients", "requests", "off", "auto", "best of llama", "its speed", "auto / it", "auto / off"]
     names = sorted({run.engine for run in runs})
     by_engine = [[name, *(level.speeds.get(name) for level in found)] for name in names]
-    clients = [f"{level.clients} clients" for level in found]
+    clients = [Clients(level.clients).label for level in found]
     tails = [[run.engine, run.clients, *latencies(run)] for run in runs if run.round == 0]
     verdict = (
         f"{len(same.differences)} of our answers DIFFER: {'; '.join(same.differences[:5])}"

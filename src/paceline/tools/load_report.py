@@ -108,9 +108,18 @@ def _plot(report: LoadReport) -> str:
         if tail is None:
             axes.set_ylim(bottom=0)
         else:  # the tail may be a hundred times the median
-            axes.set_yscale("log")
+            _logarithmic(axes)
         finish(axes)
     return svg(figure, "load")
+
+
+def _logarithmic(axes: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _line(axes: Any, values: list[float | None], colour: str, style: str, *, label: str) -> None:
