@@ -124,6 +124,8 @@ def test_prompts_alike_are_computed_once_though_they_arrive_together() -> None:
     requests = [submit(engine, text(200), ONE) for _ in range(4)]
     done = finish(engine, *requests)
     assert sum(row_counts(engine)) <= 200 + 4 * 8
+    assert [one.cached_tokens for one in done] == [0, 192 - 3, 192, 192]  # three were its own already
+    assert engine.counters.cached_tokens == 3 * 192 - 3
     for one in done:
         same(done[0], one)
 

@@ -168,8 +168,7 @@ class Scheduler:
         if not prompts:
             return []
         for request in prompts:
-            assert request.sequence is not None
-            self.cache.extend(request.sequence, request.context.tokens)  # another may have computed it
+            self._take_over(request)
         room, left = self.max_rows - decoding, float(self._chunk(decoding))
         shortest = sorted(prompts, key=lambda request: request.pending)
         rows: dict[Request, int] = {}
@@ -183,6 +182,18 @@ class Scheduler:
                 left -= more * weight
         works = [self._prefill(request, its) for request, its in rows.items()]
         return [work for work in works if work is not None]
+
+    def _take_over(self, request: Request) -> None:
+        """Use what others computed of the same prompt meanwhile."""
+        sequence, cached = request.sequence, request.cached_tokens
+        assert sequence is not None
+        assert cached is not None
+        had = len(sequence)
+        self.cache.extend(sequence, request.context.tokens)
+        if not request.generated:
+            gained = min(len(sequence) - had, request.context.prompt_length - 1 - cached)
+            request.cached_tokens = cached + gained
+            self._counters.cached_tokens += gained
 
     def _chunk(self, decoding: int) -> int:
         """Prompt rows of the next pass, if they need not look far back."""
