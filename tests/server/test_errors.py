@@ -54,7 +54,7 @@ def refused(answer: httpx.Response, status: int, param: str | None = None) -> st
         ("temperature", 10**400, "temperature"),
         ("top_p", 0, "top_p is 0"),
         ("top_k", -2, "top_k is -2"),
-        ("top_k", 1.5, "top_k is 1.5"),
+        ("top_k", 1.5, "top_k is 1.5; it should be a valid integer"),
         ("min_p", 2, "min_p is 2"),
         ("n", 0, "n is 0"),
         ("n", 129, "n is 129"),

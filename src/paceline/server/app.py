@@ -155,6 +155,7 @@ async def version() -> dict[str, str]:
 def create_app(settings: Settings) -> FastAPI:
     """The application; `app.state.backend.serve` gives it its model."""
     app = FastAPI(title="Paceline", version=VERSION, description="OpenAI's API, for a model that speculates")
+    app.openapi = partial(_document, app)  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.backend = Backend(settings)
     app.include_router(router)
@@ -168,6 +169,17 @@ def create_app(settings: Settings) -> FastAPI:
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
         )
     return app
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, without FastAPI's own validation errors: this server never sends them."""
+    document = FastAPI.openapi(app)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
+    return document
 
 
 def _backend(request: Request, name: str | None) -> tuple[Backend, Model]:

@@ -186,8 +186,8 @@ def _plain_message(message: Message, template: str) -> dict[str, Any]:
     if plain["role"] == "developer" and "developer" not in template:
         plain["role"] = "system"
     for call in plain.get("tool_calls", ()):
-        function = call.get("function")
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        function = call["function"]
+        if isinstance(function["arguments"], str):
             try:
                 function["arguments"] = json.loads(function["arguments"] or "{}")
             except ValueError:
@@ -296,12 +296,8 @@ def _response_format(form: ResponseFormat) -> tuple[str, Kind, Any]:
 def _prediction(prediction: Prediction | None, model: Model) -> list[int] | None:
     if prediction is None:
         return None
-    text = prediction.content
-    if not isinstance(text, str):
-        parts = [part.get("text") for part in text if part.get("type") == "text"]
-        if len(parts) != len(text) or not all(isinstance(part, str) for part in parts):
-            raise _bad("prediction", "prediction.content holds a part that is no text; give texts only")
-        text = "".join(str(part) for part in parts)
+    content = prediction.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
     return model.llm.tokenizer.encode(text, add_special=False)
 
 

@@ -97,21 +97,43 @@ class Sampling(Body):
     prompt_cache_key: str | None = Field(None, description="Taken, and not used: equal prefixes are shared")
 
 
-class Message(BaseModel):
-    """One message. What else a template reads may be added."""
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
 
+
+class CalledFunction(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
+    name: str
+    arguments: str | dict[str, Any] = Field(description="JSON text, as OpenAI has it, or the object")
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    function: CalledFunction
+
+
+class Message(BaseModel):
+    """One message, with content or with calls. What else a template reads may be added."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={"anyOf": [{"required": ["content"]}, {"required": ["tool_calls"]}]},
+    )
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class Prediction(Body):
     """OpenAI's predicted output: text that the answer will resemble, from which drafts are taken."""
 
     type: Literal["content"]
-    content: str | list[dict[str, Any]]
+    content: str | list[TextPart]
 
 
 class JsonSchema(Body):
@@ -180,7 +202,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -23,6 +23,7 @@ _log = logging.getLogger("paceline.server")
 
 _SHOWN_CHARACTERS = 80
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # or a whole one
+_EXACT = 2**53  # below it every whole number is a float of its own
 _MOST_LEVELS = 64  # more than any schema or message needs; what reads them calls itself
 
 
@@ -125,10 +126,11 @@ def _bad_json(reason: str) -> ApiError:
 
 
 def _finite(text: str) -> float:
+    """A number with a point; JSON knows one kind of numbers, so 20.0 is as whole as 20."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{shown(text)} is beyond what a number can hold")
-    return value
+    return int(value) if value.is_integer() and abs(value) < _EXACT else value
 
 
 def _no_number(text: str) -> float:
@@ -189,7 +191,7 @@ def _is_branch(part: object) -> bool:
     return isinstance(part, str) and (
         part in ("str", "int", "float", "bool", "dict[str,any]", "literal")
         or part.startswith(("list[", "function-", "constrained-", "literal["))
-        or part in ("ToolChoice",)
+        or part == "ToolChoice"
     )
 
 
