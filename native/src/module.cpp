@@ -36,7 +36,7 @@ void check_rows(const Program& p, const Rows& r, int64_t vocabulary) {
   const Shape& s = p.shape_;
   check(r.count >= 1 && r.count <= s.max_rows, "rows: none, or more than max_rows");
   for (int i = 0; i < r.count; ++i) {
-    check(r.tokens[i] >= 0 && r.tokens[i] < vocabulary, "rows: token id outside the vocabulary");
+    check(r.tokens[i] >= 0 && (vocabulary == 0 || r.tokens[i] < vocabulary), "rows: token id outside the vocabulary");
     check(r.sequences[i] >= 0 && r.sequences[i] < r.sequences_count, "rows: sequence index out of range");
     check(r.positions[i] >= 0 && r.positions[i] <= r.slots[i], "rows: position negative or above its slot");
     check(r.slots[i] < r.table_width * s.page_size, "rows: slot beyond the page table");
@@ -44,17 +44,25 @@ void check_rows(const Program& p, const Rows& r, int64_t vocabulary) {
     check(r.parents[i] < 0 || (r.sequences[r.parents[i]] == r.sequences[i] && r.positions[r.parents[i]] + 1 == r.positions[i]),
           "rows: parent of another sequence or position");
     check(r.parents[i] >= 0 || r.slots[i] == r.positions[i], "rows: a row without parent not in its own slot");
+    if (r.reach) {
+      check(r.parents[i] < 0 && r.reach[i] > r.positions[i] && r.reach[i] <= r.table_width * s.page_size, "rows: reach out of range");
+      check(i == 0 || r.sequences[i - 1] != r.sequences[i] || r.reach[i - 1] <= r.reach[i], "rows: reach not ascending");
+    }
     const int32_t* table = r.tables + r.sequences[i] * r.table_width;
-    for (int page = 0; page <= r.slots[i] / s.page_size; ++page)
+    int last = r.reach ? r.reach[i] - 1 : r.slots[i];
+    for (int page = 0; page <= last / s.page_size; ++page)
       check(table[page] >= 0 && table[page] < s.pages, "rows: page id out of range");
   }
   for (int i = 0; i < r.wanted_count; ++i)
     check(r.wanted[i] >= 0 && r.wanted[i] < r.count && (i == 0 || r.wanted[i] > r.wanted[i - 1]), "rows: wanted not ascending");
 }
 
+using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
 void run(Program& p, Ints tokens, Ints positions, Ints slots, Ints parents, Ints sequences, Table tables, Ints wanted,
          nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> argmax,
-         std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits) {
+         std::optional<Matrix> logits, std::optional<Matrix> hidden,
+         std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> features, std::optional<Ints> reach, int part) {
   Rows r;
   r.count = static_cast<int>(tokens.shape(0));
   r.wanted_count = static_cast<int>(wanted.shape(0));
@@ -75,9 +83,23 @@ void run(Program& p, Ints tokens, Ints positions, Ints slots, Ints parents, Ints
     check(logits->shape(0) >= wanted.shape(0) && static_cast<int64_t>(logits->shape(1)) == p.vocabulary(), "logits of the wrong shape");
     r.logits = logits->data();
   }
+  auto fits = [&](const auto& a, int64_t width) { return a->shape(0) == tokens.shape(0) && static_cast<int64_t>(a->shape(1)) == width; };
+  if (hidden) {
+    check(fits(hidden, p.hidden_width()), "hidden of the wrong shape");
+    r.hidden = hidden->data();
+  }
+  if (features) {
+    check(fits(features, p.feature_width()), "features of the wrong shape");
+    r.features = features->data();
+  }
+  if (reach) {
+    check(reach->shape(0) == tokens.shape(0), "rows: arrays of different length");
+    r.reach = reach->data();
+  }
+  check(part >= 0 && part < p.parts(), "run: no such part");
   check_rows(p, r, p.embedded());
   nb::gil_scoped_release unlocked;
-  p.run(r);
+  p.run(r, part);
 }
 
 // Bytes per second that `threads` threads read from memory, best of several sweeps over 512 MiB.
@@ -154,18 +176,29 @@ NB_MODULE(_core, m) {
            },
            nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("data"), nb::arg("out"), nb::arg("scale") = 1.0f,
            nb::keep_alive<1, 5>())
-      .def("norm", &Program::norm, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("out"))
-      .def("quantize", &Program::quantize, nb::arg("source"), nb::arg("out"))
+      .def("norm", &Program::norm, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("out"), nb::arg("column") = 0)
+      .def("quantize", &Program::quantize, nb::arg("source"), nb::arg("out"), nb::arg("column") = 0)
       .def("linear", &Program::linear, nb::arg("source"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("add") = false)
-      .def("norm_add", &Program::norm_add, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("to"))
+      .def("float_norm", &Program::float_norm, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("to"), nb::arg("add") = false)
       .def("gated", &Program::gated, nb::arg("source"), nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("gelu") = false)
       .def("angles", &Program::angles, nb::arg("frequencies"), nb::arg("magnitude") = 1.0f)
       .def("rope", &Program::rope, nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("angles"), nb::arg("interleaved"),
            nb::arg("query_scale"), nb::arg("q_gamma") = -1, nb::arg("k_gamma") = -1, nb::arg("eps") = 0.0f)
       .def("attention", &Program::attention, nb::arg("layer"), nb::arg("q"), nb::arg("out"), nb::arg("window") = 0, nb::arg("cap") = 0.0f)
       .def("head", &Program::head, nb::arg("source"), nb::arg("weight"), nb::arg("cap") = 0.0f)
+      .def("part", &Program::part)
+      .def("adopt",
+           [](Program& p, const Program& other, int weight) {
+             check(weight >= 0 && weight < other.weights(), "adopt: no such weight");
+             return p.adopt(other, weight);
+           },
+           nb::arg("other"), nb::arg("weight"), nb::keep_alive<1, 2>())
+      .def("tap", &Program::tap, nb::arg("buffer"))
+      .def("listen", &Program::listen, nb::arg("taps"))
+      .def("feed", &Program::feed, nb::arg("buffer"), nb::arg("column") = 0)
       .def("run", &run, nb::arg("tokens"), nb::arg("positions"), nb::arg("slots"), nb::arg("parents"), nb::arg("sequences"),
-           nb::arg("tables"), nb::arg("wanted"), nb::arg("argmax"), nb::arg("logits").none())
+           nb::arg("tables"), nb::arg("wanted"), nb::arg("argmax"), nb::arg("logits").none(), nb::arg("hidden").none() = nb::none(),
+           nb::arg("features").none() = nb::none(), nb::arg("reach").none() = nb::none(), nb::arg("part") = 0)
       .def("move",
            [](Program& p, Ints table, Ints from, Ints to) {
              check(from.shape(0) == to.shape(0), "move: arrays of different length");
@@ -186,6 +219,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("weight_bytes", &Program::weight_bytes)
       .def_prop_ro("memory_bytes", &Program::memory_bytes)
       .def_prop_ro("vocabulary", &Program::vocabulary)
+      .def_prop_ro("hidden_width", &Program::hidden_width)
+      .def_prop_ro("feature_width", &Program::feature_width)
       .def_prop_ro("threads", &Program::threads)
       .def_prop_ro("isa", [](const Program& p) { return std::string(p.kernels_.name); });
 }

@@ -216,8 +216,8 @@ class EmbedOp : public Op {
 // by rows, they would write to the same cache lines.
 class NormOp : public Op {
  public:
-  NormOp(Buffer& in, const std::vector<float>* gamma, float eps, Acts& out)
-      : Op(gamma ? "norm" : "quantize"), in_(in), gamma_(gamma), eps_(eps), out_(out) {}
+  NormOp(Buffer& in, const std::vector<float>* gamma, float eps, Acts& out, int64_t column)
+      : Op(gamma ? "norm" : "quantize"), in_(in), gamma_(gamma), eps_(eps), out_(out), group_(column / kGroup) {}
   Cut plan(Program& p) override {
     int tiles = (p.row_count(out_.wanted) + p.kernels_.max_tile - 1) / p.kernels_.max_tile;
     parts_ = tiles >= 4 * p.threads() ? 1 : p.threads();
@@ -237,26 +237,31 @@ class NormOp : public Op {
       x[r] = in_.row(out_.wanted && !in_.wanted ? p.rows_.wanted[first + r] : first + r);
       if (gamma_) factor[r] = p.kernels_.rms_factor(x[r], in_.width, eps_);
     }
-    p.kernels_.quantize(x, gamma_ ? gamma_->data() : nullptr, factor, begin, end - begin, out_.out(first, begin, rows), rows);
+    p.kernels_.quantize(x, gamma_ ? gamma_->data() : nullptr, factor, begin, end - begin, out_.out(first, group_ + begin, rows), rows);
   }
 
   Buffer& in_;
   const std::vector<float>* gamma_;
   float eps_;
   Acts& out_;
+  int64_t group_;
   int parts_ = 1;
 };
 
-// out += in normalised.
-class NormAddOp : public Op {
+// out += in normalised, or out = in normalised.
+class FloatNormOp : public Op {
  public:
-  NormAddOp(Buffer& in, const std::vector<float>& gamma, float eps, Buffer& out) : Op("norm"), in_(in), gamma_(gamma), eps_(eps), out_(out) {}
+  FloatNormOp(Buffer& in, const std::vector<float>& gamma, float eps, Buffer& out, bool add)
+      : Op("norm"), in_(in), gamma_(gamma), eps_(eps), out_(out), add_(add) {}
   Cut plan(Program& p) override { return {p.row_count(out_.wanted), 1}; }
   void work(Program& p, int, int first, int last) override {
     for (int r = first; r < last; ++r) {
       const float *x = in_.row(r), *gamma = gamma_.data();
       float *out = out_.row(r), factor = p.kernels_.rms_factor(x, in_.width, eps_);
-      for (int64_t i = 0; i < in_.width; ++i) out[i] += x[i] * factor * gamma[i];
+      for (int64_t i = 0; i < in_.width; ++i) {
+        float value = x[i] * factor * gamma[i];
+        out[i] = add_ ? out[i] + value : value;
+      }
     }
   }
 
@@ -265,6 +270,30 @@ class NormAddOp : public Op {
   const std::vector<float>& gamma_;
   float eps_;
   Buffer& out_;
+  bool add_;
+};
+
+// Rows of a buffer to or from the caller, at a column of its array; nothing where the caller has none.
+class CopyOp : public Op {
+ public:
+  CopyOp(Buffer& buffer, int64_t column, bool out) : Op("copy"), buffer_(buffer), column_(column), out_(out) {}
+  Cut plan(Program& p) override { return {active(p) ? p.rows_.count : 0, 8}; }
+  void work(Program& p, int, int first, int last) override {
+    auto bytes = sizeof(float) * static_cast<size_t>(buffer_.width);
+    for (int r = first; r < last; ++r) {
+      if (out_) std::memcpy(p.rows_.hidden + r * p.hidden_width() + column_, buffer_.row(r), bytes);
+      else std::memcpy(buffer_.row(r), p.rows_.features + r * p.feature_width() + column_, bytes);
+    }
+  }
+  // A tap that nobody asked for has no column.
+  void place(int64_t column) { column_ = column; }
+  int64_t width() const { return buffer_.width; }
+
+ private:
+  bool active(const Program& p) const { return column_ >= 0 && (out_ ? p.rows_.hidden != nullptr : p.rows_.features != nullptr); }
+  Buffer& buffer_;
+  int64_t column_;
+  bool out_;
 };
 
 struct Part { const Weight* w; Tiles tiles; const std::vector<float>* bias; Buffer* out; int first_block; };
@@ -382,7 +411,7 @@ struct HeadNorms {
 // positions share cache lines of the key blocks.
 class RopeOp : public Op {
  public:
-  RopeOp(int layer, Buffer& q, Buffer& k, Buffer& v, const Angles& angles, bool interleaved, float query_scale, HeadNorms norms)
+  RopeOp(int layer, Buffer* q, Buffer& k, Buffer& v, const Angles& angles, bool interleaved, float query_scale, HeadNorms norms)
       : Op("rope"), layer_(layer), q_(q), k_(k), v_(v), angles_(angles), interleaved_(interleaved), query_scale_(query_scale), norms_(norms) {}
   Cut plan(Program& p) override { return {(p.rows_.count + kRows - 1) / kRows * p.shape_.kv_heads, 1}; }
   void work(Program& p, int, int first, int last) override {
@@ -417,12 +446,14 @@ class RopeOp : public Op {
     const Shape& s = p.shape_;
     const float* angles = angles_.row(r);
     int group = s.heads / s.kv_heads, dim = s.head_dim;
-    float* q = q_.row(r) + h * group * dim;
-    for (int i = 0; i < group; ++i) {
-      normalize(p, q + i * dim, norms_.q);
-      rotate(q + i * dim, angles);
+    if (q_) {
+      float* q = q_->row(r) + h * group * dim;
+      for (int i = 0; i < group; ++i) {
+        normalize(p, q + i * dim, norms_.q);
+        rotate(q + i * dim, angles);
+      }
+      for (int d = 0; d < group * dim; ++d) q[d] *= query_scale_;
     }
-    for (int d = 0; d < group * dim; ++d) q[d] *= query_scale_;
 
     int slot = p.rows_.slots[r], page = p.page_of(r, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
     float* k = k_.row(r) + h * dim;
@@ -438,7 +469,7 @@ class RopeOp : public Op {
   }
 
   int layer_;
-  Buffer &q_, &k_, &v_;
+  Buffer *q_, &k_, &v_;
   const Angles& angles_;
   bool interleaved_;
   float query_scale_;
@@ -458,7 +489,7 @@ class AttentionOp : public Op {
     int end = 0;
     for (const RowTile& t : p.tiles_) {
       first_segment_ = std::min(first_segment_, first_seen(p, t.first) / kSegment);
-      end = std::max(end, p.rows_.positions[t.first + t.count - 1] / kSegment + 1);
+      end = std::max(end, (p.seen(t.first + t.count - 1) - 1) / kSegment + 1);
     }
     segments_ = end - first_segment_;
     int units = static_cast<int>(p.tiles_.size()) * s.kv_heads;
@@ -479,7 +510,7 @@ class AttentionOp : public Op {
     total.resize(static_cast<size_t>(s.head_dim));
     float best = 0, sum = 0;
     int from = first_seen(p, row) / kSegment;
-    for (int seg = from; seg <= p.rows_.positions[row] / kSegment; ++seg) {
+    for (int seg = from; seg <= (p.seen(row) - 1) / kSegment; ++seg) {
       const float* part = part_at(p, row, head, seg);
       p.kernels_.merge(&best, &sum, total.data(), part[0], part[1], part + 2, s.head_dim, seg == from);
     }
@@ -519,7 +550,7 @@ class AttentionOp : public Op {
     for (int i = 0; i < queries; ++i)
       scratch.q[static_cast<size_t>(i)] = q_.row(tile.first + i / group) + (h * group + i % group) * dim;
     if (!tile.tree_slots.empty()) gather(p, tile, h, scratch);
-    int from = first_seen(p, tile.first) / kSegment, last = p.rows_.positions[tile.first + tile.count - 1] / kSegment;
+    int from = first_seen(p, tile.first) / kSegment, last = (p.seen(tile.first + tile.count - 1) - 1) / kSegment;
     for (int seg = std::max(from, only); seg <= (only < 0 ? last : std::min(only, last)); ++seg) {
       segment(p, tile, h, seg, queries, scratch);
       for (int i = 0; i < queries; ++i) {
@@ -548,11 +579,11 @@ class AttentionOp : public Op {
     const Shape& s = p.shape_;
     // Blocks that no row sees any more are left out: what is hidden adds exact zeros.
     int group = s.heads / s.kv_heads, start = std::max(seg * kSegment, first_seen(p, tile.first) / kLanes * kLanes);
-    int end = std::min(seg * kSegment + kSegment, p.rows_.positions[tile.first + tile.count - 1] + 1);
+    int end = std::min(seg * kSegment + kSegment, p.seen(tile.first + tile.count - 1));
     for (int i = 0; i < queries; ++i) {
       int row = tile.first + i / group, hidden = first_seen(p, row) - start;
       scratch.hidden[static_cast<size_t>(i)] = hidden;
-      scratch.visible[static_cast<size_t>(i)] = hidden < end - start ? p.rows_.positions[row] + 1 - start : 0;
+      scratch.visible[static_cast<size_t>(i)] = hidden < end - start ? p.seen(row) - start : 0;
     }
     int blocks = (end - start + kLanes - 1) / kLanes, tail_block = tile.base / kLanes;
     for (int b = 0; b < blocks; ++b) {
@@ -762,14 +793,16 @@ void Program::embed(int type, int64_t rows, int64_t cols, const uint8_t* file, s
       file_bytes != static_cast<size_t>(rows) * static_cast<size_t>(cols / fb.values) * static_cast<size_t>(fb.bytes))
     throw std::invalid_argument("embedding data has " + std::to_string(file_bytes) + " bytes");
   embedded_ = rows;
-  ops_.push_back(std::make_unique<EmbedOp>(type, file, buffer, scale));
+  record(std::make_unique<EmbedOp>(type, file, buffer, scale));
 }
 
-void Program::norm(int in, int gamma, float eps, int out) {
-  ops_.push_back(std::make_unique<NormOp>(at(buffers_, in), &vectors_.at(static_cast<size_t>(gamma)), eps, at(acts_, out)));
+void Program::norm(int in, int gamma, float eps, int out, int64_t column) {
+  record(std::make_unique<NormOp>(at(buffers_, in), &vectors_.at(static_cast<size_t>(gamma)), eps, at(acts_, out), column));
 }
 
-void Program::quantize(int in, int out) { ops_.push_back(std::make_unique<NormOp>(at(buffers_, in), nullptr, 0.0f, at(acts_, out))); }
+void Program::quantize(int in, int out, int64_t column) {
+  record(std::make_unique<NormOp>(at(buffers_, in), nullptr, 0.0f, at(acts_, out), column));
+}
 
 void Program::linear(int in, const std::vector<int>& weights, const std::vector<int>& biases, const std::vector<int>& outs, bool add) {
   std::vector<Part> parts;
@@ -780,11 +813,11 @@ void Program::linear(int in, const std::vector<int>& weights, const std::vector<
     pass_bytes_ += w.bytes();
     parts.push_back({&w, Tiles(*this, w), biases[i] < 0 ? nullptr : &vectors_.at(static_cast<size_t>(biases[i])), &at(buffers_, outs[i]), 0});
   }
-  ops_.push_back(std::make_unique<LinearOp>(a, std::move(parts), add));
+  record(std::make_unique<LinearOp>(a, std::move(parts), add));
 }
 
-void Program::norm_add(int in, int gamma, float eps, int to) {
-  ops_.push_back(std::make_unique<NormAddOp>(at(buffers_, in), vectors_.at(static_cast<size_t>(gamma)), eps, at(buffers_, to)));
+void Program::float_norm(int in, int gamma, float eps, int to, bool add) {
+  record(std::make_unique<FloatNormOp>(at(buffers_, in), vectors_.at(static_cast<size_t>(gamma)), eps, at(buffers_, to), add));
 }
 
 void Program::gated(int in, int gate, int up, int out, bool gelu) {
@@ -793,7 +826,7 @@ void Program::gated(int in, int gate, int up, int out, bool gelu) {
   a.serve(g, shape_.max_rows);
   a.serve(u, shape_.max_rows);
   pass_bytes_ += g.bytes() + u.bytes();
-  ops_.push_back(std::make_unique<GatedOp>(*this, a, g, u, at(acts_, out), gelu));
+  record(std::make_unique<GatedOp>(*this, a, g, u, at(acts_, out), gelu));
 }
 
 int Program::angles(std::vector<double> frequencies, float magnitude) {
@@ -801,22 +834,22 @@ int Program::angles(std::vector<double> frequencies, float magnitude) {
   a->values.resize(static_cast<size_t>(shape_.max_rows) * 2 * frequencies.size());
   a->frequencies = std::move(frequencies);
   a->magnitude = magnitude;
-  ops_.push_back(std::make_unique<AnglesOp>(*a));
+  record(std::make_unique<AnglesOp>(*a));
   angles_.push_back(std::move(a));
   return static_cast<int>(angles_.size()) - 1;
 }
 
 void Program::rope(int layer, int q, int k, int v, int angles, bool interleaved, float query_scale, int q_gamma, int k_gamma, float eps) {
   auto gamma = [&](int i) { return i < 0 ? nullptr : &vectors_.at(static_cast<size_t>(i)); };
-  ops_.push_back(std::make_unique<RopeOp>(layer, at(buffers_, q), at(buffers_, k), at(buffers_, v), at(angles_, angles), interleaved,
+  record(std::make_unique<RopeOp>(layer, q < 0 ? nullptr : &at(buffers_, q), at(buffers_, k), at(buffers_, v), at(angles_, angles), interleaved,
                                           query_scale, HeadNorms{gamma(q_gamma), gamma(k_gamma), eps}));
 }
 
 void Program::attention(int layer, int q, int out, int window, float cap) {
   auto op = std::make_unique<AttentionOp>(layer, at(buffers_, q), at(buffers_, out), window, cap);
   auto fold = std::make_unique<FoldOp>(*op);
-  ops_.push_back(std::move(op));
-  ops_.push_back(std::move(fold));
+  record(std::move(op));
+  record(std::move(fold));
 }
 
 void Program::head(int in, int weight, float cap) {
@@ -827,8 +860,41 @@ void Program::head(int in, int weight, float cap) {
   vocabulary_ = w.rows;
   auto op = std::make_unique<HeadOp>(*this, a, w, cap);
   auto decide = std::make_unique<DecideOp>(*op);
-  ops_.push_back(std::move(op));
-  ops_.push_back(std::move(decide));
+  record(std::move(op));
+  record(std::move(decide));
+}
+
+int Program::part() {
+  parts_.emplace_back();
+  return static_cast<int>(parts_.size()) - 1;
+}
+
+int Program::adopt(const Program& other, int weight) {
+  weights_.push_back(std::make_unique<Weight>(*other.weights_.at(static_cast<size_t>(weight))));
+  return static_cast<int>(weights_.size()) - 1;
+}
+
+int Program::tap(int buffer) {
+  auto op = std::make_unique<CopyOp>(at(buffers_, buffer), -1, true);
+  taps_.push_back(op.get());
+  record(std::move(op));
+  return static_cast<int>(taps_.size()) - 1;
+}
+
+void Program::listen(const std::vector<int>& taps) {
+  for (Op* op : taps_) static_cast<CopyOp*>(op)->place(-1);
+  hidden_width_ = 0;
+  for (int i : taps) {
+    auto* op = static_cast<CopyOp*>(taps_.at(static_cast<size_t>(i)));
+    op->place(hidden_width_);
+    hidden_width_ += op->width();
+  }
+}
+
+void Program::feed(int buffer, int64_t column) {
+  Buffer& b = at(buffers_, buffer);
+  feature_width_ = std::max(feature_width_, column + b.width);
+  record(std::make_unique<CopyOp>(b, column, false));
 }
 
 // ------------------------------------------------------------------------------------------------ passes
@@ -868,18 +934,20 @@ void Program::plan_tiles() {
   }
 }
 
-void Program::run(const Rows& rows) {
+void Program::run(const Rows& rows, int part) {
   rows_ = rows;
+  Ops& ops = parts_.at(static_cast<size_t>(part));
+  running_.store(&ops, std::memory_order_release);
   plan_tiles();
   uint32_t pass = pool_.next();
-  for (auto& op : ops_) op->deal.start(pass, threads(), op->plan(*this));
+  for (auto& op : ops) op->deal.start(pass, threads(), op->plan(*this));
   pool_.start();
 }
 
 void Program::walk(int member, uint32_t pass) {
   using Clock = std::chrono::steady_clock;
   auto last = Clock::now();
-  for (auto& op : ops_) {
+  for (auto& op : *running_.load(std::memory_order_acquire)) {
     for (int from, to; op->deal.take(pass, member, from, to); op->deal.finish(to - from)) op->work(*this, member, from, to);
     if (!op->deal.wait(pass)) return;
     if (member != 0 || !timing_) continue;
@@ -922,7 +990,7 @@ size_t Program::memory_bytes() const {
 
 std::vector<std::pair<std::string, double>> Program::timings() {
   std::vector<std::pair<std::string, double>> sums;
-  for (auto& op : ops_) {
+  for (auto& ops : parts_) for (auto& op : ops) {
     auto it = std::find_if(sums.begin(), sums.end(), [&](auto& s) { return s.first == op->name; });
     if (it == sums.end()) it = sums.insert(sums.end(), {op->name, 0.0});
     it->second += static_cast<double>(op->nanoseconds) * 1e-9;

@@ -64,6 +64,9 @@ struct Rows {
   int count = 0, wanted_count = 0, sequences_count = 0, table_width = 0;
   const int32_t *tokens = nullptr, *positions = nullptr, *slots = nullptr, *parents = nullptr, *sequences = nullptr,
                 *tables = nullptr, *wanted = nullptr;
+  const int32_t* reach = nullptr;     // [count] a row sees the positions below it; null: those up to its own
+  const float* features = nullptr;    // [count][feature_width] for `feed`, or null
+  float* hidden = nullptr;            // [count][hidden_width] of the taps listened to, or null
   float* logits = nullptr;      // [wanted][vocab] or null
   int32_t* argmax = nullptr;    // [wanted]
 };
@@ -132,14 +135,15 @@ class Program {
   int acts(int64_t width, bool wanted);
   // `file` must outlive the program: rows are read from it as they are asked for.
   void embed(int type, int64_t rows, int64_t cols, const uint8_t* file, size_t file_bytes, int out, float scale);
-  void norm(int in, int gamma, float eps, int out);
-  void quantize(int in, int out);
+  // column: where in wider activations the result goes, a multiple of 32
+  void norm(int in, int gamma, float eps, int out, int64_t column);
+  void quantize(int in, int out, int64_t column);
   // parts: (weight, bias vector or -1, destination buffer); add: destination += result
   void linear(int in, const std::vector<int>& weights, const std::vector<int>& biases, const std::vector<int>& outs, bool add);
   // out = quantised activation(gate . in) * (up . in); the activation is silu or gelu
   void gated(int in, int gate, int up, int out, bool gelu);
   // to += norm(in)
-  void norm_add(int in, int gamma, float eps, int to);
+  void float_norm(int in, int gamma, float eps, int to, bool add);
   int angles(std::vector<double> frequencies, float magnitude);
   // Turns queries and keys, each head first normalised where gammas [head_dim] are given (else -1), and files keys
   // and values in the cache.
@@ -148,7 +152,17 @@ class Program {
   void attention(int layer, int q, int out, int window, float cap);
   void head(int in, int weight, float cap);
 
-  void run(const Rows& rows);
+  // What is recorded from here on runs apart from what came before, over the same weights, buffers and cache.
+  int part();
+  // A weight of another program, which must outlive this one.
+  int adopt(const Program& other, int weight);
+  // Rows of a buffer for the caller, in passes that listen.
+  int tap(int buffer);
+  void listen(const std::vector<int>& taps);
+  // Rows of a buffer from the caller's features.
+  void feed(int buffer, int64_t column);
+
+  void run(const Rows& rows, int part);
   void move(const int32_t* table, const int32_t* from, const int32_t* to, int count);
   void copy_page(int from, int to);
 
@@ -159,9 +173,14 @@ class Program {
   void time_ops(bool on) { timing_ = on; }
   int64_t vocabulary() const { return vocabulary_; }
   int64_t embedded() const { return embedded_; }
+  int64_t hidden_width() const { return hidden_width_; }
+  int64_t feature_width() const { return feature_width_; }
+  int parts() const { return static_cast<int>(parts_.size()); }
+  int weights() const { return static_cast<int>(weights_.size()); }
 
   // For ops.
   int threads() const { return pool_.threads(); }
+  int seen(int row) const { return rows_.reach ? rows_.reach[row] : rows_.positions[row] + 1; }
   int row_count(bool wanted) const { return wanted ? rows_.wanted_count : rows_.count; }
   uint16_t* k_block(int layer, int page, int kv_head, int block) { return cache_block(layer, 0, page, kv_head, block); }
   uint16_t* v_block(int layer, int page, int kv_head, int block) { return cache_block(layer, 1, page, kv_head, block); }
@@ -188,7 +207,14 @@ class Program {
   void walk(int member, uint32_t pass);
   void copy_slot(int page_from, int offset_from, int page_to, int offset_to);
 
-  std::vector<std::unique_ptr<Op>> ops_;
+  using Ops = std::vector<std::unique_ptr<Op>>;
+
+  void record(std::unique_ptr<Op> op) { parts_.back().push_back(std::move(op)); }
+
+  std::vector<Ops> parts_{1};
+  std::atomic<Ops*> running_{nullptr};  // a member that wakes late reads it while the next pass begins
+  std::vector<Op*> taps_;
+  int64_t hidden_width_ = 0, feature_width_ = 0;
   std::vector<Memory> arenas_;
   size_t arena_used_ = 0;
   Memory cache_;

@@ -58,20 +58,20 @@ struct Model {
     int head_gamma = program.vector(ones.data(), kDim);
     for (int layer = 0; layer < kLayers; ++layer) {
       bool plain = layer == 0;  // the other layer has everything a layer can have
-      program.norm(x, gamma, 1e-5f, normed);
+      program.norm(x, gamma, 1e-5f, normed, 0);
       program.linear(normed, {matrix(kHeads * kDim, kWidth), matrix(kKvHeads * kDim, kWidth), matrix(kKvHeads * kDim, kWidth)},
                      {offset, -1, -1}, {q, k, v}, false);
       program.rope(layer, q, k, v, angles, plain, 0.125f, plain ? -1 : head_gamma, plain ? -1 : head_gamma, 1e-5f);
       program.attention(layer, q, out, plain ? 0 : 40, plain ? 0.0f : 2.0f);
-      program.quantize(out, attended);
+      program.quantize(out, attended, 0);
       program.linear(attended, {matrix(kWidth, kHeads * kDim)}, {-1}, {plain ? x : side}, plain);
-      if (!plain) program.norm_add(side, gamma, 1e-5f, x);
-      program.norm(x, gamma, 1e-5f, normed);
+      if (!plain) program.float_norm(side, gamma, 1e-5f, x, true);
+      program.norm(x, gamma, 1e-5f, normed, 0);
       int gate = matrix(kHidden, kWidth), up = matrix(kHidden, kWidth);
       program.gated(normed, gate, up, active, !plain);
       program.linear(active, {matrix(kWidth, kHidden)}, {-1}, {x}, true);
     }
-    program.norm(x, gamma, 1e-5f, last);
+    program.norm(x, gamma, 1e-5f, last, 0);
     program.head(last, matrix(kVocabulary, kWidth), 5.0f);
     for (int page = 0; page < kPages; ++page) table.push_back(kPages - 1 - page);
   }
@@ -101,7 +101,7 @@ struct Model {
     rows.wanted = wanted.data();
     rows.logits = logits.data();
     rows.argmax = &best;
-    program.run(rows);
+    program.run(rows, 0);
     for (int i = 0; i < kVocabulary; ++i)
       require(logits[static_cast<size_t>(best)] > logits[static_cast<size_t>(i)] || best <= i, "argmax is not the lowest best");
     return logits;

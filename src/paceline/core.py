@@ -401,10 +401,13 @@ class Output:
     Attributes:
         argmax: [W] likeliest token of each wanted row, lowest id on ties.
         logits: [W, vocab] float32, or None when not asked. Valid until the next pass.
+        hidden: [R, H, width] float32 of every row: what entered the H layers that the target was told to
+            listen at, or None. Valid until the next pass.
     """
 
     argmax: Ids
     logits: Floats | None
+    hidden: Floats | None = None
 
 
 class Target(Protocol):

@@ -20,23 +20,30 @@ from paceline.models.tensors import Tensors
 from paceline.native import Program
 
 
-def record(program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: int, context: int) -> None:
-    """Record a whole decoder.
+def record(program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: int, context: int) -> int:
+    """Record a whole decoder. Tap i is what enters layer i; the last one is what the final norm sees.
 
     Args:
         vocab: rows of the embedding.
         context: positions of the longest text there can be.
+
+    Returns:
+        The handle of the matrix that makes logits.
     """
     decoder = _Decoder(program, tensors, config, context)
     scale = math.sqrt(config.width) if decoder.family.scaled_embedding else 1.0
     tensors.embed("token_embd.weight", vocab, config.width, decoder.x, scale)
     for layer in range(config.layers):
+        program.tap(decoder.x)
         decoder.attention(layer)
         decoder.feed_forward(layer)
+    program.tap(decoder.x)
     last = program.acts(config.width, wanted=True)
     decoder.norm("output_norm", last)
     head = "output.weight" if tensors.has("output.weight") else "token_embd.weight"
-    program.head(last, tensors.matrix(head, vocab, config.width), config.logit_cap)
+    matrix = tensors.matrix(head, vocab, config.width)
+    program.head(last, matrix, config.logit_cap)
+    return matrix
 
 
 class _Decoder:
@@ -119,7 +126,7 @@ class _Decoder:
             return
         self.program.linear(source, [weight], [bias], [self.side])
         gamma = self.tensors.vector(post_norm + ".weight", width)
-        self.program.norm_add(self.side, gamma, self.config.norm_eps, self.x)
+        self.program.float_norm(self.side, gamma, self.config.norm_eps, self.x, add=True)
 
 
 def _divisors(tensors: Tensors, rope: Rope, context: int) -> list[float] | None:

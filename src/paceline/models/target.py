@@ -22,6 +22,24 @@ MAX_ROWS = 512
 _SPARE = 1.15  # tokenizer, drafters and interpreter beside the program
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What a drafter that was made for a model takes from it instead of holding it twice.
+
+    Attributes:
+        program: whose weight `head` is; a program that adopts it must not outlive this one.
+        file: holds the embedding.
+        head: handle of the matrix [vocab, width] that makes logits.
+        final_norm: [width] weights of the norm before it.
+    """
+
+    program: Program
+    file: Source
+    head: int
+    final_norm: Floats
+    config: DecoderConfig
+
+
 class NativeTarget:
     """A model that runs on the CPU kernels; implements `core.Target`.
 
@@ -29,13 +47,22 @@ class NativeTarget:
         pages: cache pages there are; memory is only taken as they are first written.
         weight_bytes: bytes of weights that a one-row pass reads.
         isa: the kernel set in use.
+        heard: layers whose inputs every pass returns; see `listen`.
+        lent: what drafters that were made for this model share with it.
     """
 
     page_size = PAGE_SIZE
     max_rows = MAX_ROWS
 
     def __init__(
-        self, program: Program, config: DecoderConfig, *, vocab_size: int, context_limit: int, pages: int
+        self,
+        program: Program,
+        config: DecoderConfig,
+        lent: Lent,
+        *,
+        vocab_size: int,
+        context_limit: int,
+        pages: int,
     ) -> None:
         self._program = program
         self.config = config
@@ -45,7 +72,10 @@ class NativeTarget:
         self.threads: int = program.threads
         self.isa: str = program.isa
         self.weight_bytes: int = program.weight_bytes
+        self.heard: tuple[int, ...] = ()
+        self.lent = lent
         self._logits: Floats = np.empty((0, vocab_size), np.float32)
+        self._hidden: Floats = np.empty((0, 0), np.float32)
 
     @classmethod
     def load(
@@ -85,9 +115,28 @@ class NativeTarget:
         pages = _pages(pages, context)
         program = _program(config, threads=_threads(threads), isa=_isa(isa), pages=pages)
         tensors = Tensors(file, program)
-        decoder.record(program, tensors, config, vocab=vocab, context=context)
+        head = decoder.record(program, tensors, config, vocab=vocab, context=context)
+        lent = Lent(program, file, head, tensors.values("output_norm.weight", config.width), config)
         tensors.refuse_leftovers()
-        return cls(program, config, vocab_size=vocab, context_limit=context, pages=pages)
+        return cls(program, config, lent, vocab_size=vocab, context_limit=context, pages=pages)
+
+    def listen(self, layers: Sequence[int]) -> None:
+        """Have every pass return what enters these layers, in `Output.hidden`; () ends it.
+
+        Args:
+            layers: 0 for the embedding up to `layers`, what the final norm is given; ascending.
+
+        Raises:
+            UsageError: there is no such layer.
+        """
+        for layer in layers:
+            if not 0 <= layer <= self.config.layers:
+                raise UsageError(
+                    f"a drafter asks for the input of layer {layer}; the model has {self.config.layers} layers",
+                    "it was made for another model",
+                )
+        self.heard = tuple(layers)
+        self._program.listen(list(layers))
 
     def forward(self, rows: Rows) -> Output:
         """Run one pass; see `core.Target`.
@@ -98,6 +147,7 @@ class NativeTarget:
         count = len(rows.wanted)
         argmax: Ids = np.empty(count, np.int32)
         logits = self._logits_for(count) if rows.logits else None
+        hidden = self._hidden_for(len(rows.tokens)) if self.heard else None
         self._program.run(
             rows.tokens,
             rows.positions,
@@ -108,13 +158,15 @@ class NativeTarget:
             rows.wanted,
             argmax,
             logits,
+            hidden,
         )
         if count and argmax.min() < 0:
             raise ModelFileError(
                 "the model's numbers overflow: no logit is a number",
                 "the file is damaged, or its tuning failed",
             )
-        return Output(argmax, None if logits is None else logits[:count])
+        states = None if hidden is None else hidden.reshape(len(hidden), len(self.heard), self.config.width)
+        return Output(argmax, None if logits is None else logits[:count], states)
 
     def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy cache entries from slot to slot of one sequence, in order."""
@@ -138,6 +190,12 @@ class NativeTarget:
     def op_seconds(self) -> dict[str, float]:
         """Seconds by kind of operation since the last call, while timing is on."""
         return dict(self._program.timings())
+
+    def _hidden_for(self, count: int) -> Floats:
+        shape = (count, len(self.heard) * self.config.width)
+        if self._hidden.shape[0] < count or self._hidden.shape[1] != shape[1]:
+            self._hidden = np.empty(shape, np.float32)
+        return self._hidden[:count]
 
     def _logits_for(self, count: int) -> Floats:
         if len(self._logits) < count:
