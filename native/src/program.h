@@ -153,6 +153,7 @@ class Program {
   void head(int in, int weight, float cap);
 
   // What is recorded from here on runs apart from what came before, over the same weights, buffers and cache.
+  // Angles belong to the part that records them.
   int part();
   // A weight of another program, which must outlive this one.
   int adopt(const Program& other, int weight);

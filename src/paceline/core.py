@@ -331,6 +331,27 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class HearingDrafter(Drafter, Protocol):
+    """A drafter that reads the target's hidden states.
+
+    Attributes:
+        layers: whose inputs it reads, ascending: 0 is the embedding, the number of layers what the final norm
+            is given.
+    """
+
+    layers: Sequence[int]
+
+    def hear(self, context: Context, start: int, hidden: Mapping[int, Floats]) -> None:
+        """Take the states, layer -> [n, width] for these layers at least, of the tokens at start, start + 1, ... of the request.
+
+        Called before `commit`, for every token whose pass is over: the last one committed has no states yet.
+        A prefix that was found in the cache is never computed again, so `start` may leave a gap. The arrays
+        are valid during the call only.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What the target's next pass costs, for a drafter that must weigh its own time against it.
@@ -401,13 +422,13 @@ class Output:
     Attributes:
         argmax: [W] likeliest token of each wanted row, lowest id on ties.
         logits: [W, vocab] float32, or None when not asked. Valid until the next pass.
-        hidden: [R, H, width] float32 of every row: what entered the H layers that the target was told to
-            listen at, or None. Valid until the next pass.
+        hidden: [R, width] float32 of every row for each layer that the target was told to listen at: what
+            entered it. Valid until the next pass.
     """
 
     argmax: Ids
     logits: Floats | None
-    hidden: Floats | None = None
+    hidden: Mapping[int, Floats] = field(default_factory=dict)
 
 
 class Target(Protocol):
@@ -421,6 +442,10 @@ class Target(Protocol):
 
     def forward(self, rows: Rows) -> Output:
         """Run one pass; writes the rows' KV to their slots. Row values never depend on other rows."""
+        ...
+
+    def listen(self, layers: Sequence[int]) -> None:
+        """Have every pass return what enters these layers, in `Output.hidden`."""
         ...
 
     def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from paceline.core import ROOT, Context, Draft, Drafter, Outcome
+from paceline.core import ROOT, Context, Draft, Drafter, Floats, HearingDrafter, Outcome
 
 
 class FixedPlanner:
@@ -39,6 +39,14 @@ class FixedPlanner:
         assert context.tokens == before, "a drafter changed the text"
         assert len(draft) <= budget
         return draft
+
+    @property
+    def layers(self) -> frozenset[int]:
+        return frozenset(getattr(self.drafter, "layers", ()))
+
+    def hear(self, context: Context, start: int, hidden: Mapping[int, Floats]) -> None:
+        assert isinstance(self.drafter, HearingDrafter)
+        self.drafter.hear(context, start, hidden)
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:
         if outcome is not None:

@@ -38,6 +38,12 @@ def mix(tokens: NDArray[np.integer], positions: NDArray[np.integer]) -> Hashes:
     return x ^ (x >> np.uint64(31))
 
 
+def states(histories: Hashes, tokens: NDArray[np.integer], layer: int) -> Floats:
+    """[R, 3] what the stub shows of a layer: something of the history, the token, the layer."""
+    seen = (histories % np.uint64(65521)).astype(np.float32)
+    return np.stack([seen, tokens.astype(np.float32), np.full(len(tokens), layer, np.float32)], axis=1)
+
+
 class RandomRule:
     """A random table indexed by the history: high entropy, nothing repeats by itself."""
 
@@ -114,6 +120,7 @@ class StubTarget:
     pages: int = 128
     fail: BaseException | None = None
     row_counts: list[int] = field(default_factory=list)
+    heard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.vocab_size = self.rule.vocab_size
@@ -137,7 +144,13 @@ class StubTarget:
         wanted = rows.wanted
         logits = self.rule.logits(histories[wanted], rows.tokens[wanted], rows.positions[wanted])
         argmax = logits.argmax(axis=1).astype(np.int32)
-        return Output(argmax, logits if rows.logits else None)
+        found = Output(argmax, logits if rows.logits else None)
+        if self.heard:
+            found.hidden = {layer: states(histories, rows.tokens, layer) for layer in self.heard}
+        return found
+
+    def listen(self, layers: Sequence[int]) -> None:
+        self.heard = tuple(layers)
 
     def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
         assert list(sources) == sorted(set(sources))

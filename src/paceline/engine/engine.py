@@ -67,6 +67,7 @@ class Engine:
         self._rows = RowBuilder(max_rows, self.context_limit)
         self._unfinished: dict[Request, None] = {}
         self._ids = itertools.count()
+        self._heard: frozenset[int] = frozenset()
         self.torn = False
 
     @property
@@ -206,9 +207,19 @@ class Engine:
 
     def _check(self, works: Sequence[Work]) -> tuple[Output, float]:
         rows = self._rows.build(works)
+        self._listen(works)
         started = time.perf_counter()
         output = self.target.forward(rows)
         return output, time.perf_counter() - started
+
+    def _listen(self, works: Sequence[Work]) -> None:
+        """Have the pass return the states that somebody in it reads, and no others."""
+        layers: frozenset[int] = frozenset()
+        for work in works:
+            layers |= work.request.planner.layers
+        if layers != self._heard:
+            self.target.listen(sorted(layers))
+            self._heard = layers
 
     def _observe(self, works: Sequence[Work], seconds: float) -> None:
         if self.pass_time is None:
@@ -224,9 +235,9 @@ class Engine:
 
     def _commit(self, works: Sequence[Work], output: Output) -> None:
         self.counters.passes += 1
-        for work, (argmax, logits) in zip(works, shares(works, output), strict=True):
+        for work, share in zip(works, shares(works, output), strict=True):
             try:
-                commit(work, argmax, logits, self.target, self.cache, self.counters)
+                commit(work, share, self.target, self.cache, self.counters)
             except Exception as error:
                 self._fail(work.request, error)
 

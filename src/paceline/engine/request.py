@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ from paceline.core import (
     Context,
     Draft,
     FinishReason,
+    Floats,
     Outcome,
     SamplingParams,
     SpeculationStats,
@@ -30,9 +31,14 @@ class Planner(Protocol):
     @property
     def speculates(self) -> bool: ...
 
+    @property
+    def layers(self) -> frozenset[int]: ...
+
     def plan(
         self, contexts: Sequence[Context], rooms: Sequence[int], *, decoding: int, base_rows: int
     ) -> list[Draft]: ...
+
+    def hear(self, context: Context, start: int, hidden: Mapping[int, Floats]) -> None: ...
 
     def commit(self, context: Context, outcome: Outcome | None) -> None: ...
 

@@ -5,8 +5,9 @@ Plain decoding is a draft of no nodes and goes the same way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -131,26 +132,37 @@ def _tables(works: Sequence[Work]) -> Ids:
     return padded
 
 
-def commit(
-    work: Work, argmax: Ids, logits: Floats | None, target: Target, cache: KVCache, counters: Counters
-) -> None:
-    """Move one request forward by what the pass decided: text, KV and statistics together.
+class Share(NamedTuple):
+    """One work's part of what a pass returned.
 
-    Args:
-        argmax: [outputs] of this work.
-        logits: [outputs, vocab] of this work, None if the pass did not compute them.
+    Attributes:
+        argmax: [outputs]
+        logits: [outputs, vocab], or None if the pass did not compute them.
+        hidden: [rows, width] by layer, of the layers that the target listens at.
     """
+
+    argmax: Ids
+    logits: Floats | None
+    hidden: Mapping[int, Floats]
+
+
+def commit(work: Work, share: Share, target: Target, cache: KVCache, counters: Counters) -> None:
+    """Move one request forward by what the pass decided: text, KV and statistics together."""
     request, sequence = work.request, work.sequence
     base, placed = len(sequence), work.chunk
     outcome = None
     if work.wanted:
-        outcome = _sample(work, argmax, logits)
+        outcome = _sample(work, share.argmax, share.logits)
         _compact(work, outcome.path, target)
         placed += len(outcome.path)
         counters.generated_tokens += len(outcome.committed)
         if work.decode:
             record((request.stats, counters.speculation), outcome)
     cache.commit(sequence, request.context.tokens[base : base + placed])
+    if request.planner.layers:
+        path = outcome.path if outcome else ()
+        kept = [*range(work.chunk), *(work.chunk + node for node in path)]
+        request.planner.hear(request.context, base, {layer: h[kept] for layer, h in share.hidden.items()})
     request.planner.commit(request.context, outcome if len(work.draft) else None)
 
 
@@ -184,12 +196,14 @@ def _compact(work: Work, path: Sequence[int], target: Target) -> None:
         target.move(work.sequence.table, sources, targets)
 
 
-def shares(works: Sequence[Work], output: Output) -> list[tuple[Ids, Floats | None]]:
-    """Part a pass's output by work: ([outputs] argmax, [outputs, vocab] logits or None) of each."""
-    parts: list[tuple[Ids, Floats | None]] = []
-    start = 0
+def shares(works: Sequence[Work], output: Output) -> list[Share]:
+    """Part a pass's output by work."""
+    parts: list[Share] = []
+    start = row = 0
     for work in works:
-        end = start + work.outputs
-        parts.append((output.argmax[start:end], None if output.logits is None else output.logits[start:end]))
-        start = end
+        end, rows = start + work.outputs, slice(row, row + work.rows)
+        logits = None if output.logits is None else output.logits[start:end]
+        hidden = {layer: states[rows] for layer, states in output.hidden.items()}
+        parts.append(Share(output.argmax[start:end], logits, hidden))
+        start, row = end, rows.stop
     return parts

@@ -165,8 +165,11 @@ class NativeTarget:
                 "the model's numbers overflow: no logit is a number",
                 "the file is damaged, or its tuning failed",
             )
-        states = None if hidden is None else hidden.reshape(len(hidden), len(self.heard), self.config.width)
-        return Output(argmax, None if logits is None else logits[:count], states)
+        found = Output(argmax, None if logits is None else logits[:count])
+        if hidden is not None:
+            parts = np.split(hidden, len(self.heard), axis=1)
+            found.hidden = dict(zip(self.heard, parts, strict=True))
+        return found
 
     def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy cache entries from slot to slot of one sequence, in order."""

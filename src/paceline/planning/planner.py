@@ -15,11 +15,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
-from paceline.core import ROOT, Context, CostlyDrafter, Draft, Drafter, Outcome, Prices
+from paceline.core import (
+    ROOT,
+    Context,
+    CostlyDrafter,
+    Draft,
+    Drafter,
+    Floats,
+    HearingDrafter,
+    Outcome,
+    Prices,
+)
 from paceline.planning.merge import allowed, merge, select
 from paceline.planning.pass_time import PassTime
 from paceline.planning.venture import Venture
@@ -210,6 +220,9 @@ class Planner:
         max_draft: most draft nodes per request and pass.
         draft_length: exact number of draft nodes to take where so many are offered; None means what pays.
         clock: seconds, for the price of asking.
+
+    Attributes:
+        layers: of the target whose inputs the drafters read.
     """
 
     def __init__(
@@ -225,6 +238,8 @@ class Planner:
         self.drafters = list(drafters)
         self.max_draft = max_draft if draft_length is None else draft_length
         self.draft_length = draft_length
+        self._hearing = [drafter for drafter in self.drafters if isinstance(drafter, HearingDrafter)]
+        self.layers = frozenset(layer for drafter in self._hearing for layer in drafter.layers)
         self._clock = clock
         self._records: dict[int, _Record] = {}
         self._trust = {drafter.name: _Trust() for drafter in self.drafters}
@@ -280,6 +295,11 @@ class Planner:
             else _NOTHING
             for context, draft, some, its in zip(contexts, drafts, paths, chosen, strict=True)
         ]
+
+    def hear(self, context: Context, start: int, hidden: Mapping[int, Floats]) -> None:
+        """Hand the target's states of the tokens from `start` on to the drafters that read them."""
+        for drafter in self._hearing:
+            drafter.hear(context, start, hidden)
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:
         """Let the drafters follow the text; call after prefill and after every step."""
