@@ -343,7 +343,7 @@ class HearingDrafter(Drafter, Protocol):
     layers: Sequence[int]
 
     def hear(self, context: Context, start: int, hidden: Mapping[int, Floats]) -> None:
-        """Take the states, layer -> [n, width] for these layers at least, of the tokens at start, start + 1, ... of the request.
+        """Take the states of the tokens at start, start + 1, ... of the request: layer -> [n, width].
 
         Called before `commit`, for every token whose pass is over: the last one committed has no states yet.
         A prefix that was found in the cache is never computed again, so `start` may leave a gap. The arrays

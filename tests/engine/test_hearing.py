@@ -1,4 +1,4 @@
-"""Drafters that read hidden states get those of every committed token, once, in order, whatever was drafted."""
+"""Drafters that read hidden states get those of every committed token, once and in order."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_every_token_is_heard_once_and_as_plain_decoding_would_compute_it(seed: 
         np.testing.assert_array_equal(states, expected(tokens, layer)[:-1])
 
 
-def test_a_cached_prefix_is_a_gap(seed: int = 5) -> None:
+def test_a_cached_prefix_is_a_gap() -> None:
     output = greedy(RULE, PROMPT, 32)
     engine = engine_for()
     finish(engine, submit(engine, PROMPT))
-    drafter = listener(output, seed)
+    drafter = listener(output, 5)
     (completion,) = finish(engine, submit(engine, PROMPT, planner=FixedPlanner(drafter, 3)))
     assert completion.cached_tokens > 0
     (heard,) = drafter.heard.values()

@@ -132,7 +132,7 @@ class NativeTarget:
         for layer in layers:
             if not 0 <= layer <= self.config.layers:
                 raise UsageError(
-                    f"a drafter asks for the input of layer {layer}; the model has {self.config.layers} layers",
+                    f"a drafter asks for the input of layer {layer}; the model has {self.config.layers}",
                     "it was made for another model",
                 )
         self.heard = tuple(layers)
