@@ -99,8 +99,9 @@ def pass_of(program: Program, features: Floats, start: int, reach: Ids | None, p
     places: Ids = np.arange(start, start + count, dtype=np.int32)
     none, hidden = np.full(count, -1, np.int32), np.empty((count, program.hidden_width), np.float32)
     zeros: Ids = np.zeros(count, np.int32)
+    table: Ids = np.arange(8, dtype=np.int32)[None]
     program.run(
-        zeros, places, places.copy(), none, zeros, np.arange(8, dtype=np.int32)[None], zeros[:0], zeros.copy(),
+        zeros, places, places.copy(), none, zeros, table, zeros[:0], zeros.copy(),
         None, hidden, features, reach, part,
     )  # fmt: skip
     return hidden
