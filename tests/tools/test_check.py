@@ -25,15 +25,32 @@ class Leaky(StubTarget):
 
 def test_equal_rows_are_found_equal_in_every_group() -> None:
     faults = list(row_faults(StubTarget(RandomRule(50)), length=40))
-    assert faults == [None] * 9  # 2, 3, 4, 5, 8, 13, 16, 32 and all 40 rows together
+    # 2, 3, 4, 5, 8, 13, 16, 32 and all 40 rows together, then three sequences in three ways
+    assert faults == [None] * 12
 
 
 def test_one_rounding_is_seen() -> None:
     faults = list(row_faults(Leaky(RandomRule(50)), length=16))
-    assert {f.rows for f in faults if f} == {5, 8, 13, 16}
-    assert {f.position for f in faults if f and f.rows == 8} == {2, 10}
+    assert {f.rows for f in faults if f and f.sequences == 1} == {5, 8, 13, 16}
+    assert {f.position for f in faults if f and f.rows == 8 and f.sequences == 1} == {2, 10}
+    assert {f.rows for f in faults if f and f.sequences == 3} == {8, 26}
     assert all(0 < f.largest_difference < 1e-5 for f in faults if f)
-    assert faults.count(None) == 3  # groups of 2, 3 and 4
+    assert faults.count(None) == 4  # groups of 2, 3 and 4, and one row of each of three
+
+
+class Mingling(StubTarget):
+    """Adds a little of its first row to the others when sequences share a pass."""
+
+    def forward(self, rows: Rows) -> Output:
+        output = super().forward(rows)
+        if len(rows.tables) > 1 and output.logits is not None:
+            output.logits[1:] += 1e-3 * output.logits[0]
+        return output
+
+
+def test_sequences_that_touch_are_seen() -> None:
+    faults = [f for f in row_faults(Mingling(RandomRule(50)), length=16) if f]
+    assert {(f.rows, f.sequences) for f in faults} == {(3, 3), (8, 3), (26, 3)}
 
 
 def test_speculation_on_the_stub_changes_nothing() -> None:

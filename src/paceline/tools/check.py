@@ -17,6 +17,10 @@ from paceline.core import ROOT, Floats, Ids, Rows, SamplingParams, Target
 from paceline.engine import LLM
 
 GROUPS = (1, 2, 3, 4, 5, 8, 13, 16, 32)
+COMPANY = 3
+PACES = ((1, 1, 1), (1, 5, 2), (16, 1, 9))
+"""Rows of each of COMPANY sequences in a pass."""
+
 SPECULATIONS = (
     "auto",
     "ngram:num_speculative_tokens=1",
@@ -36,11 +40,13 @@ PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """Logits at `position` that differ between a pass of one row and a pass of `rows` rows."""
+    """Logits at `position` that differ between a pass of one row and a pass of `rows` rows, over so many
+    sequences."""
 
     rows: int
     position: int
     largest_difference: float
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +60,48 @@ class TextFault:
 
 
 def row_faults(target: Target, *, length: int = 40, seed: int = 0) -> Iterator[RowFault | None]:
-    """Compute one random sequence row by row, then in larger and larger passes; compare every bit.
+    """Compute random sequences row by row, then in larger and larger passes; compare every bit.
 
-    Yields one item per compared group of rows, None where all was equal. Overwrites the target's KV.
+    First one sequence, then COMPANY of them in the same passes, each at its own pace. Yields one item per
+    compared group of rows, None where all was equal. Overwrites the target's KV.
     """
-    tokens = np.random.default_rng(seed).integers(target.vocab_size, size=length).astype(np.int32)
-    alone = _logits(target, tokens, 1)
+    rng = np.random.default_rng(seed)
+    texts: list[Ids] = [rng.integers(target.vocab_size, size=length).astype(np.int32) for _ in range(COMPANY)]
+    alone = [_logits(target, [text], [1])[0] for text in texts]
     for group in [g for g in (*GROUPS, length) if 1 < g <= min(length, target.max_rows)]:
-        together = _logits(target, tokens, group)
-        same = (alone.view(np.uint32) == together.view(np.uint32)).all(axis=1)
-        wrong = np.flatnonzero(~same)
-        if not len(wrong):
-            yield None
-        for position in wrong.tolist():
-            yield RowFault(group, position, float(np.abs(alone[position] - together[position]).max()))
+        yield from _differing(alone[:1], _logits(target, texts[:1], [group]), group)
+    fits = target.pages * target.page_size >= COMPANY * (length + target.page_size)
+    for pace in PACES if fits else ():
+        if sum(pace) <= target.max_rows:
+            yield from _differing(alone, _logits(target, texts, pace), sum(pace))
+
+
+def _differing(alone: Sequence[Floats], together: Sequence[Floats], rows: int) -> Iterator[RowFault | None]:
+    found = False
+    for one, other in zip(alone, together, strict=True):
+        same = (one.view(np.uint32) == other.view(np.uint32)).all(axis=1)
+        for position in np.flatnonzero(~same).tolist():
+            found = True
+            gap = float(np.abs(one[position] - other[position]).max())
+            yield RowFault(rows, position, gap, len(alone))
+    if not found:
+        yield None
 
 
 def text_faults(
-    llm: LLM, *, cases: int = 40, max_tokens: int = 48, seed: int = 0
+    llm: LLM,
+    *,
+    cases: int = 40,
+    max_tokens: int = 48,
+    seed: int = 0,
+    speculations: Sequence[str] = SPECULATIONS,
 ) -> Iterator[TextFault | None]:
-    """Answer random requests plain and with speculation. Yields one item per case, None where equal."""
+    """Answer random requests plain and with one of `speculations`. Yields one item per case, None where
+    equal."""
     for case in range(cases):
         rng = random.Random(f"{seed} {case}")
         prompt, params = rng.choice(PROMPTS), random_params(rng, max_tokens)
-        speculate = rng.choice(SPECULATIONS)
+        speculate = rng.choice(speculations)
         plain = llm.generate(prompt, params, speculate="off")
         drafted = llm.generate(prompt, params, speculate=speculate)
         index = _first_difference(plain.tokens, drafted.tokens)
@@ -109,27 +133,35 @@ def random_params(rng: random.Random, max_tokens: int) -> SamplingParams:
     return params
 
 
-def _logits(target: Target, tokens: Ids, group: int) -> Floats:
-    """[length, vocab] logits of one sequence computed in passes of `group` rows."""
-    parts = []
-    for start in range(0, len(tokens), group):
-        output = target.forward(_rows(target, tokens, start, min(start + group, len(tokens))))
+def _logits(target: Target, texts: Sequence[Ids], pace: Sequence[int]) -> list[Floats]:
+    """[length, vocab] logits of each sequence, computed in passes that take pace[i] rows of sequence i."""
+    parts: list[list[Floats]] = [[] for _ in texts]
+    done = [0] * len(texts)
+    while any(at < len(text) for at, text in zip(done, texts, strict=True)):
+        ends = [min(at + n, len(text)) for at, n, text in zip(done, pace, texts, strict=True)]
+        output = target.forward(_rows(target, texts, done, ends))
         assert output.logits is not None
-        parts.append(output.logits.copy())
-    return np.concatenate(parts)
+        row = 0
+        for part, start, end in zip(parts, done, ends, strict=True):
+            part.append(output.logits[row : row + end - start].copy())
+            row += end - start
+        done = ends
+    return [np.concatenate(part) for part in parts]
 
 
-def _rows(target: Target, tokens: Ids, start: int, end: int) -> Rows:
-    places: Ids = np.arange(start, end, dtype=np.int32)
-    count = end - start
+def _rows(target: Target, texts: Sequence[Ids], starts: Sequence[int], ends: Sequence[int]) -> Rows:
+    """Rows starts[i] to ends[i] of each sequence, whose pages lie one after the other."""
+    pages = -(-max(map(len, texts)) // target.page_size)
+    spans = [np.arange(start, end, dtype=np.int32) for start, end in zip(starts, ends, strict=True)]
+    places: Ids = np.concatenate(spans)
     return Rows(
-        tokens=tokens[start:end],
+        tokens=np.concatenate([text[span] for text, span in zip(texts, spans, strict=True)]),
         positions=places,
         slots=places.copy(),
-        parents=np.full(count, ROOT, np.int32),
-        sequences=np.zeros(count, np.int32),
-        tables=np.arange(-(-len(tokens) // target.page_size), dtype=np.int32)[None],
-        wanted=np.arange(count, dtype=np.int32),
+        parents=np.full(len(places), ROOT, np.int32),
+        sequences=np.repeat(np.arange(len(texts), dtype=np.int32), [len(span) for span in spans]),
+        tables=np.arange(len(texts) * pages, dtype=np.int32).reshape(len(texts), pages),
+        wanted=np.arange(len(places), dtype=np.int32),
         logits=True,
     )
 
