@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -29,13 +30,63 @@ CHECKS = [
     negative_data_rejection,
 ]
 schema = schemathesis.openapi.from_dict(DOCUMENT)
-schema.config.phases.coverage.enabled = False  # hundreds of cases for each route; the random ones find as much
+schema.config.phases.coverage.enabled = (
+    False  # hundreds of cases for each route; the random ones find as much
+)
 
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
     with live_server(chat_llm(context_limit=64)) as running:
         yield running
+
+
+_maybe: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": st.floats(0, 3),
+    "top_p": st.floats(0.1, 1),
+    "top_k": st.integers(-1, 300),
+    "min_p": st.floats(0, 1),
+    "presence_penalty": st.floats(-2, 2),
+    "repetition_penalty": st.floats(0.1, 10),
+    "logit_bias": st.dictionaries(st.integers(0, 261).map(str), st.floats(-100, 100), max_size=3),
+    "stop": st.text(min_size=1, max_size=2) | st.lists(st.text(min_size=1, max_size=2), max_size=2),
+    "stop_token_ids": st.lists(st.integers(0, 261), max_size=3),
+    "ignore_eos": st.booleans(),
+    "n": st.integers(1, 3),
+    "logprobs": st.integers(0, 20),
+    "return_token_sources": st.booleans(),
+    "speculation": st.fixed_dictionaries(
+        {}, optional={"max_draft": st.integers(0, 64), "drafter": st.sampled_from(["auto", "ngram", "off"])}
+    ),
+    "guided_regex": st.just("[a-c]{1,5}"),
+    "user": st.text(),
+}
+
+
+@given(
+    st.fixed_dictionaries({"seed": st.integers(-(2**63), 2**64 - 4)}, optional=_maybe),
+    st.lists(st.text(max_size=8), min_size=1, max_size=2),
+)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+def test_a_random_request_is_answered_alike_streamed_and_whole(
+    live: Live, options: dict[str, Any], prompts: list[str]
+) -> None:
+    body = options | {"prompt": prompts, "max_tokens": 12}
+    answer = live.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    events = live.stream("/v1/completions", body | {"stream_options": {"include_usage": True}})
+    choices = [choice for event in events for choice in event["choices"]]
+    for whole in told["choices"]:
+        mine = [choice for choice in choices if choice["index"] == whole["index"]]
+        assert "".join(choice["text"] for choice in mine) == whole["text"]
+        assert mine[-1]["finish_reason"] == whole["finish_reason"]
+        if whole["logprobs"] is not None:
+            parts = [choice["logprobs"] for choice in mine if choice["logprobs"]]
+            for name, values in whole["logprobs"].items():
+                assert [value for part in parts for value in part[name]] == values
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [events[-1]["usage"][name] for name in counts] == [told["usage"][name] for name in counts]
 
 
 @schema.parametrize()
