@@ -165,6 +165,17 @@ def test_requests_start_in_order_of_arrival() -> None:
     assert over == [0, 1, 2, 3, 4, 5]
 
 
+def test_answers_that_waited_for_their_prompt_keep_their_place() -> None:
+    """What runs is ordered by arrival, so that the youngest is sent back when pages run out."""
+    engine = engine_for()
+    leader = submit(engine, [1])
+    follower = engine.add([1], GREEDY, FixedPlanner(), seed=0, leader=leader, index=1)
+    other = submit(engine, [2])
+    engine.step()
+    engine.step()
+    assert engine.scheduler.running == [leader, follower, other]
+
+
 # --- the same text ---------------------------------------------------------------------------------------
 
 PATTERN = Pattern([range(97, 123), range(97, 123), [32], [44, 45]], 24, EOS, VOCAB_SIZE)
