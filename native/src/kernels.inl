@@ -129,17 +129,18 @@ template <Quant Q, Scheme, int R>
 void float_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, bool) {
   constexpr size_t kStep = kLanes * (Q == Quant::f32 ? 4 : 2);
   VF even[R], odd[R];
-  for (int r = 0; r < R; ++r) even[r] = odd[r] = set1(0.0f);
+  unrolled<R>([&](auto r) { even[r] = odd[r] = set1(0.0f); });
   const float* f = a.f;
   for (int k = 0; k < groups * kGroup; k += 2, w += 2 * kStep, f += 2 * R) {
+    prefetch_ahead<2 * kStep>(w);
     VF w0 = load_weight<Q>(w), w1 = load_weight<Q>(w + kStep);
-    for (int r = 0; r < R; ++r) even[r] = fma(w0, set1(f[r]), even[r]);
-    for (int r = 0; r < R; ++r) odd[r] = fma(w1, set1(f[R + r]), odd[r]);
+    unrolled<R>([&](auto r) { even[r] = fma(w0, set1(f[r]), even[r]); });
+    unrolled<R>([&](auto r) { odd[r] = fma(w1, set1(f[R + r]), odd[r]); });
   }
-  for (int r = 0; r < R; ++r) {
+  unrolled<R>([&](auto r) {
     VF sum = add(even[r], odd[r]);
     store(out + kLanes * r, first ? sum : add(load(out + kLanes * r), sum));
-  }
+  });
 }
 
 template <Quant Q, Scheme S, int R>

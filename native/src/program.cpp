@@ -155,8 +155,8 @@ class Tiles {
   void operator()(int64_t block, int blocks, const Acts& in, int first, int rows, SetResult& result) const {
     const ActTile a = in.tile(first);
     auto groups = static_cast<int>(w_.cols / kGroup);
-    int stretch = std::max(32, 256 / rows / 8 * 8);
-    if (w_.is_float()) stretch = w_.quant == Quant::bf16 ? 32 : 8;  // sums start anew in each: whatever the rows
+    // Sums of floating-point products start anew in each stretch, so it must not depend on the rows.
+    int stretch = w_.is_float() ? 32 : std::max(32, 256 / rows / 8 * 8);
     for (int g = 0; g < groups; g += stretch) {
       int count = std::min(stretch, groups - g);
       ActTile here = shifted(a, static_cast<size_t>(g) * static_cast<size_t>(rows));

@@ -353,17 +353,21 @@ inline void unrolled(F f) {
   [&]<int... i>(std::integer_sequence<int, i...>) { (f(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, N>());
 }
 
+// Asks for kBytes of weights 8 KiB ahead, into the second-level cache: for kernels that compute for longer than weights
+// take to arrive, so that the hardware does not run far enough ahead by itself.
+template <size_t kBytes>
+inline void prefetch_ahead(const uint8_t* weights) {
+  for (size_t line = 0; line < kBytes; line += 64) prefetch_far(weights + 8192 + line);
+}
+
 // What to ask of memory before working on kBytes of quantised weights for R rows, as measured at each number of rows.
 // One row reads as fast as memory gives: all lines of these bytes at once, while the hardware's prefetchers run ahead
-// by themselves and anything farther from here gets in their way. More rows compute for longer than the bytes take to
-// arrive; then the hardware does not run far enough ahead, and 8 KiB into the second-level cache does.
+// by themselves and anything farther from here gets in their way.
 template <int R, size_t kBytes>
 inline void prefetch_weights(const uint8_t* weights) {
-  for (size_t line = 0; line < kBytes; line += 64) {
-    if constexpr (R == 1) prefetch(weights + line);
-    else prefetch_far(weights + 8192 + line);
-  }
-  if constexpr (R == 1) __asm__ volatile("" ::: "memory");  // or they sink to the loads they are for
+  if constexpr (R > 1) return prefetch_ahead<kBytes>(weights);
+  for (size_t line = 0; line < kBytes; line += 64) prefetch(weights + line);
+  __asm__ volatile("" ::: "memory");  // or they sink to the loads they are for
 }
 
 // e^x with about 1 ulp of error; 0 below -87.3, where a float result would leave the normal range.
