@@ -30,7 +30,7 @@ def record(program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: 
     Returns:
         The handle of the matrix that makes logits.
     """
-    decoder = _Decoder(program, tensors, config, context)
+    decoder = Layers(program, tensors, config, context)
     scale = math.sqrt(config.width) if decoder.family.scaled_embedding else 1.0
     tensors.embed("token_embd.weight", vocab, config.width, decoder.x, scale)
     for layer in range(config.layers):
@@ -46,8 +46,13 @@ def record(program: Program, tensors: Tensors, config: DecoderConfig, *, vocab: 
     return matrix
 
 
-class _Decoder:
-    """The buffers of a decoder, which all layers use in turn, and the two halves of a layer."""
+class Layers:
+    """The buffers of a decoder, which all layers use in turn, and the two halves of a layer.
+
+    Attributes:
+        x: buffer of the residual stream.
+        normed: activations that a layer's matrices read.
+    """
 
     def __init__(self, program: Program, tensors: Tensors, config: DecoderConfig, context: int) -> None:
         self.program, self.tensors, self.config = program, tensors, config
@@ -58,9 +63,16 @@ class _Decoder:
         self.normed, self.attended = program.acts(config.width), program.acts(self.inner)
         self.activated = program.acts(config.hidden)
         self.side = program.buffer(config.width) if self.family.post_norms else -1
+        self._context = context
+        self.turn()
+
+    def turn(self) -> None:
+        """Record the angles of the rows; each part of a program needs its own."""
         self.angles = {
-            rope: program.angles(rope.frequencies(context, _divisors(tensors, rope, context)), rope.scale)
-            for rope in dict.fromkeys((config.rope, config.local_rope))
+            rope: self.program.angles(
+                rope.frequencies(self._context, _divisors(self.tensors, rope, self._context)), rope.scale
+            )
+            for rope in dict.fromkeys((self.config.rope, self.config.local_rope))
         }
 
     def norm(self, name: str, out: int) -> None:
@@ -68,11 +80,15 @@ class _Decoder:
         self.program.norm(self.x, gamma, self.config.norm_eps, out)
 
     def attention(self, layer: int) -> None:
-        """Record x += o(attention(...)) of one layer."""
+        """Record x += o(attention(norm(x))) of one layer."""
+        self.norm(f"blk.{layer}.attn_norm", self.normed)
+        self.attend(layer, self.normed, self.config.width)
+
+    def attend(self, layer: int, source: int, width: int) -> None:
+        """Record x += o(attention(...)) of activations of this width, whatever they were made of."""
         config, name, window = self.config, f"blk.{layer}.", self.config.windows[layer]
-        self.norm(name + "attn_norm", self.normed)
-        weights, biases = self._projections(name)
-        self.program.linear(self.normed, weights, biases, [self.q, self.k, self.v])
+        weights, biases = self._projections(name, width)
+        self.program.linear(source, weights, biases, [self.q, self.k, self.v])
         self.program.rope(
             layer,
             self.q,
@@ -102,9 +118,9 @@ class _Decoder:
         self.program.gated(self.normed, gate, up, self.activated, self.family.gelu)
         self._add(self.activated, name + "ffn_down", size, name + "post_ffw_norm")
 
-    def _projections(self, name: str) -> tuple[list[int], list[int]]:
+    def _projections(self, name: str, width: int) -> tuple[list[int], list[int]]:
         """Weights and biases of query, key and value."""
-        sizes, width = [self.inner, self.kv_width, self.kv_width], self.config.width
+        sizes = [self.inner, self.kv_width, self.kv_width]
         if self.family.fused:
             return self.tensors.split(name + "attn_qkv.weight", sizes, width), [-1, -1, -1]
         named = [(f"{name}attn_{part}", size) for part, size in zip("qkv", sizes, strict=True)]

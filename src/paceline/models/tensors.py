@@ -23,6 +23,7 @@ class Tensors:
         self.file = file
         self._program = program
         self._taken: set[str] = set()
+        self._packed: dict[str, list[int]] = {}  # parts of a program share weights
 
     def has(self, name: str) -> bool:
         return name in self.file.tensors
@@ -34,6 +35,8 @@ class Tensors:
     def split(self, name: str, sizes: Sequence[int], cols: int) -> list[int]:
         """Repack a matrix [sum of sizes, cols] as one of each size; returns their handles."""
         self._expect(name, (sum(sizes), cols))
+        if name in self._packed:
+            return self._packed[name]
         info = self.file.tensors[name]
         data = self.file.data(name).reshape(sum(sizes), -1)
         ends = np.cumsum(sizes)
@@ -42,6 +45,7 @@ class Tensors:
             for size, end in zip(sizes, ends, strict=True)
         ]
         self.file.release(name)
+        self._packed[name] = handles
         return handles
 
     def embed(self, name: str, rows: int, cols: int, out: int, scale: float = 1.0) -> None:

@@ -64,7 +64,7 @@ class Folder:
         """
         settings = _settings(path)
         metadata = {"general.name": path.name, **hf_config.translate(settings)}
-        shards = _shards(path)
+        shards = open_shards(path)
         arrays = {name: entry for shard in shards for name, entry in shard.entries.items()}
         made = recipes(arrays, settings, hf_config.head_dim(settings))
         metadata |= hf_tokenizer.translate(path, settings)
@@ -173,8 +173,8 @@ def _settings(path: Path) -> dict[str, Any]:
     )
 
 
-def _shards(path: Path) -> list[SafetensorsFile]:
-    """Open every file with weights."""
+def open_shards(path: Path) -> list[SafetensorsFile]:
+    """Open every file with weights in a folder."""
     if (path / SINGLE).is_file():
         return [SafetensorsFile(path / SINGLE)]
     if (path / INDEX).is_file():

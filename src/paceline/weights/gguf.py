@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import ModelFileError, PacelineError, UnsupportedModelError
 from paceline.weights.mapping import DAMAGED, TensorInfo, drop_pages, map_file
@@ -70,16 +71,25 @@ class GGUFFile:
     """
 
     def __init__(
-        self, path: Path, memory: mmap.mmap, metadata: dict[str, Any], tensors: dict[str, TensorInfo]
+        self,
+        path: Path,
+        memory: mmap.mmap,
+        metadata: dict[str, Any],
+        tensors: dict[str, TensorInfo],
+        indices: dict[str, TensorInfo],
     ) -> None:
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
+        self._indices = indices
         self._memory: mmap.mmap | None = memory
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
+    def open(cls, path: str | os.PathLike[str], *, indices: bool = False) -> GGUFFile:
         """Map a file and read its header.
+
+        Args:
+            indices: allow tensors of 64-bit integers, which `indices` returns; no weights are such.
 
         Raises:
             ModelFileError: the file cannot be read, is no GGUF file, or is damaged.
@@ -87,8 +97,18 @@ class GGUFFile:
         """
         path = Path(path)
         memory = map_file(path, ".gguf")
-        metadata, tensors = _Reader(path, memory).header()
-        return cls(path, memory, metadata, tensors)
+        reader = _Reader(path, memory, indices)
+        metadata, tensors = reader.header()
+        wide = {name: tensors.pop(name) for name in reader.indices}
+        return cls(path, memory, metadata, tensors, wide)
+
+    def indices(self) -> dict[str, NDArray[np.int64]]:
+        """The tensors of 64-bit integers."""
+        assert self._memory is not None
+        return {
+            name: np.frombuffer(self._memory, "<i8", math.prod(info.shape), info.offset).reshape(info.shape)
+            for name, info in self._indices.items()
+        }
 
     def data(self, name: str) -> Bytes:
         """Return a tensor's bytes [nbytes], a read-only view that stays valid after `close`."""
@@ -134,9 +154,11 @@ class GGUFFile:
 class _Reader:
     """A cursor over the header."""
 
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+    def __init__(self, path: Path, memory: mmap.mmap, allow_indices: bool) -> None:
         self.path = path
         self.memory = memory
+        self.allow_indices = allow_indices
+        self.indices: list[str] = []
         self.at = 0
         self.size = len(memory)
         self.end = min(self.size, MAX_HEADER_BYTES)
@@ -299,13 +321,16 @@ class _Reader:
             )
         if offset % alignment:
             self.damaged(f"tensor {name!r} at offset {offset} is not aligned to {alignment} bytes")
-        nbytes = kind.nbytes(math.prod(shape))
+        nbytes = kind.nbytes(math.prod(shape)) * (2 if name in self.indices else 1)
         if nbytes > self.size:
             self.damaged(f"tensor {name!r} takes {nbytes} bytes, the file has {self.size}")
         return TensorInfo(name, shape, kind, offset, nbytes)
 
     def tensor_type(self, name: str) -> TensorType:
         number = self.number("<I")
+        if self.allow_indices and UNSUPPORTED_NAMES.get(number) == "I64":
+            self.indices.append(name)
+            return TensorType.F32  # of twice as many bytes
         try:
             return TensorType(number)
         except ValueError:

@@ -24,7 +24,7 @@ _OUTER = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
-_LAYER = {
+LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -101,7 +101,7 @@ def _grouped(arrays: Mapping[str, Entry], settings: Mapping[str, Any]) -> dict[s
     """Each tensor's arrays by their place in it: one, or one per expert."""
     groups: defaultdict[str, dict[int, str]] = defaultdict(dict)
     unknown: list[str] = []
-    layer_names = {**_LAYER, **(_SANDWICH if family(settings).plus_one else {})}
+    layer_names = {**LAYER, **(_SANDWICH if family(settings).plus_one else {})}
     head_follows = tied(settings)
     for name in arrays:
         place = _place(name, layer_names)
