@@ -30,6 +30,7 @@ from paceline.models.target import NativeTarget
 from paceline.text.tokenizer import Tokenizer
 from paceline.tools.provenance import describe_file
 from paceline.weights.gguf import GGUFFile
+from paceline.weights.source import Source
 
 CHUNK = 512
 
@@ -49,7 +50,7 @@ def losses_of(logits: Floats, targets: Sequence[int]) -> Floats:
     return losses
 
 
-def our_logits(file: GGUFFile, tokens: Sequence[int]) -> Iterator[Floats]:
+def our_logits(file: Source, tokens: Sequence[int]) -> Iterator[Floats]:
     """Logits [n, vocab] of successive chunks, one token short of the end."""
     target = NativeTarget.load(file, max_model_len=len(tokens))
     table = np.arange(target.pages, dtype=np.int32)[None]
@@ -96,7 +97,7 @@ def compare(path: Path, count: int) -> dict[str, Any]:
         ours.append(losses_of(mine, targets))
         theirs.append(losses_of(reference, targets))
         agreed += int((mine.argmax(axis=1) == reference.argmax(axis=1)).sum())
-        divergence += _divergence(reference, mine)
+        divergence += divergence_of(reference, mine)
     difference = np.concatenate(ours).astype(np.float64) - np.concatenate(theirs)
     return {
         "model": describe_file(path),
@@ -111,7 +112,7 @@ def compare(path: Path, count: int) -> dict[str, Any]:
     }
 
 
-def _divergence(reference: Floats, ours: Floats) -> float:
+def divergence_of(reference: Floats, ours: Floats) -> float:
     """Sum over rows of KL(reference || ours) in nats."""
     total = 0.0
     for r, o in zip(reference, ours, strict=True):
