@@ -105,6 +105,23 @@ class Layers:
         self.program.quantize(self.out, self.attended)
         self._add(self.attended, name + "attn_output", self.inner, name + "post_attention_norm")
 
+    def file(self, layer: int, source: int, width: int) -> None:
+        """Record that a layer's keys and values are made of these activations and filed; nobody looks."""
+        config, name = self.config, f"blk.{layer}."
+        weights, biases = self._projections(name, width)
+        self.program.linear(source, weights[1:], biases[1:], [self.k, self.v])
+        self.program.rope(
+            layer,
+            -1,
+            self.k,
+            self.v,
+            self.angles[config.local_rope if config.windows[layer] else config.rope],
+            self.family.interleaved,
+            config.query_scale,
+            k_gamma=self._head_gamma(name + "attn_k_norm"),
+            eps=config.norm_eps,
+        )
+
     def feed_forward(self, layer: int) -> None:
         """Record x += down(activation(gate(...)) * up(...)) of one layer."""
         name = f"blk.{layer}."

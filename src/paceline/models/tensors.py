@@ -74,9 +74,9 @@ class Tensors:
             )
         return np.ascontiguousarray(flat, np.float32)
 
-    def refuse_leftovers(self) -> None:
-        """Raise if the file has tensors that nothing asked for."""
-        left = [name for name in self.file.tensors if name not in self._taken]
+    def refuse_leftovers(self, besides: tuple[str, ...] = ()) -> None:
+        """Raise if the file has tensors that nothing asked for, `besides` those that begin so."""
+        left = [n for n in self.file.tensors if n not in self._taken and not n.startswith(besides)]
         if left:
             shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
             raise UnsupportedModelError(
