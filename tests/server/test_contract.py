@@ -72,6 +72,8 @@ def test_a_random_request_is_answered_alike_streamed_and_whole(
     live: Live, options: dict[str, Any], prompts: list[str]
 ) -> None:
     body = options | {"prompt": prompts, "max_tokens": 12}
+    if "guided_regex" in body:
+        body.pop("ignore_eos", None)  # the two contradict each other, and are refused
     answer = live.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
     told = answer.json()

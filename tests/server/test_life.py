@@ -180,6 +180,17 @@ def test_clients_that_dawdle_are_cut_off() -> None:
             assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    llm = chat_llm(context_limit=2**15, pages=2**13)
+    with live_server(llm, body_timeout_s=0.5) as live:
+        live.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with live.connect() as connection:
+            connection.sendall(raw_post(TEXT, LONG | {"stream": True, "logprobs": 20}))
+            until(lambda: live.stats().running == 1)
+            until(live.idle)
+        assert live.stats().generated_tokens < 2**15 - 8
+
+
 def test_memory_of_cancelled_requests_does_not_pile_up(live: Live) -> None:
     for i in range(30):
         with live.connect() as connection:

@@ -110,7 +110,8 @@ def settings(model: str, listen: ListenFlags, load: LoadFlags) -> Settings:
     """What the flags mean to the server."""
     from paceline.server.settings import Settings
 
-    name = Path(model).stem if model.endswith(".gguf") else model
+    path = Path(model)
+    name = path.stem if path.suffix == ".gguf" else path.name if path.is_dir() else model
     return Settings(
         names=tuple(listen.served_model_name) or (name,),
         api_key=listen.api_key,

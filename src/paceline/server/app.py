@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -65,7 +66,9 @@ router = APIRouter(route_class=StrictRoute, responses=_ERRORS)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     backend, model = _backend(request, body.model)
-    job, parser, forced = await _worker(asking.chat_job, body, model, backend.settings.max_draft)
+    job, parser, forced = await _worker(
+        asking.chat_job, body, model, backend.settings.max_draft, pool=_pool(backend, body)
+    )
     choices = [
         chat.Message(
             model.llm.tokenizer,
@@ -85,7 +88,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 async def text_completions(body: CompletionRequest, request: Request) -> Response:
     """Continue one text or several."""
     backend, model = _backend(request, body.model)
-    jobs, echoes = await _worker(asking.completion_jobs, body, model, backend.settings.max_draft)
+    jobs, echoes = await _worker(
+        asking.completion_jobs, body, model, backend.settings.max_draft, pool=_pool(backend, body)
+    )
     tokenizer, params = model.llm.tokenizer, jobs[0].params
     logprobs = params.logprobs is not None
     choices: list[Choice] = [
@@ -219,10 +224,15 @@ async def _answer(request: Request, body: Sampling, jobs: Any, reply: Reply) -> 
     return await whole(request, feed, reply, timeout=timeout)
 
 
-async def _worker(function: Callable[..., T], *arguments: Any) -> T:
+def _pool(backend: Backend, body: Sampling) -> Executor | None:
+    """Grammars can take long to compile; they must not keep the threads that all requests share."""
+    return backend.compilers if asking.compiles(body) else None
+
+
+async def _worker(function: Callable[..., T], *arguments: Any, pool: Executor | None = None) -> T:
     """Run on another thread; our errors become the client's."""
     try:
-        return await asyncio.to_thread(function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(pool, partial(function, *arguments))
     except Exception as error:
         told = from_error(error)
         if told.status_code == 500:

@@ -247,6 +247,12 @@ def _speculation(body: Sampling, ceiling: int) -> dict[str, Any]:
     return {"speculate": speculate, "max_draft": limit}
 
 
+def compiles(body: Sampling) -> bool:
+    """Whether a grammar has to be compiled for this request."""
+    choice = body.tool_choice if isinstance(body, ChatRequest) else None
+    return bool(_guides(body)) or choice not in (None, "none", "auto")
+
+
 def _constraint(body: Sampling, model: Model) -> Constraint | None:
     """What the text must follow, from whichever of the many fields says it."""
     found = _guides(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,6 @@ from paceline.engine.service import Service
 from paceline.server.failures import RETRY_AFTER_S, ApiError
 from paceline.server.metrics import Metrics
 from paceline.server.settings import Settings
-from paceline.text import grammar
 
 _FILE_DEFAULTS = {
     "general.sampling.temp": "temperature",
@@ -40,12 +40,14 @@ class Backend:
 
     Attributes:
         created: when the server started, as a Unix time.
+        compilers: threads for grammars from outside.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.names[0])
         self.created = int(time.time())
+        self.compilers = ThreadPoolExecutor(2, "paceline-grammar")
         self._model: Model | None = None
         self._ending = False
 
@@ -69,7 +71,6 @@ class Backend:
         service = Service(llm, **limits)  # type: ignore[arg-type]
         self.metrics.watch(service)
         self._model = Model(llm, service, file_defaults(metadata or {}))
-        grammar.prepare(llm.tokenizer)
 
     def end(self) -> None:
         """Refuse new requests; what runs goes on."""
@@ -78,6 +79,7 @@ class Backend:
     def close(self) -> None:
         """Cancel what still runs, and let go of the model."""
         self._ending = True
+        self.compilers.shutdown(wait=False, cancel_futures=True)
         if self._model is not None:
             self._model.service.close()
             self._model.llm.close()

@@ -16,6 +16,7 @@ from paceline.errors import (
     QueueFull,
     RequestError,
     ResourceError,
+    ShuttingDown,
 )
 
 _TYPES = {
@@ -74,9 +75,11 @@ def from_error(error: BaseException) -> ApiError:
         return ApiError(500, "the server failed on this request; its log says why", code="internal_error")
     message = f"{error.message}; {error.hint}" if error.hint else error.message
     if isinstance(error, PromptTooLong):
-        return ApiError(413, message, param="messages", code="context_length_exceeded")
+        return ApiError(413, message, code="context_length_exceeded")
     if isinstance(error, QueueFull):
         return ApiError(429, message, code="queue_full", headers={"Retry-After": str(RETRY_AFTER_S)})
+    if isinstance(error, ShuttingDown):
+        return ApiError(503, message, code="shutting_down")
     if isinstance(error, ResourceError):
         return ApiError(503, message, code="out_of_resources")
     if isinstance(error, ModelFileError):

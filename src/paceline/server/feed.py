@@ -116,7 +116,10 @@ class Feed:
         self._items.append((index, item))
         if not self._waking:
             self._waking = True
-            self._loop.call_soon_threadsafe(self._wake)
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:  # the loop was closed: the server has ended, and nobody listens
+                self.cancel()
 
     def _wake(self) -> None:
         self._waking = False

@@ -49,7 +49,7 @@ def _unauthorized(given: bool) -> ApiError:
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that waits for a request's headers only so long.
+    """HTTP/1.1 that waits only so long for a request's headers, and for a client that does not read.
 
     uvicorn limits how long a connection may idle between requests, not how long one may take to begin.
     """
@@ -62,14 +62,26 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._patience_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:

@@ -20,6 +20,7 @@ from paceline.server.backend import Backend
 from paceline.server.guard import PatientProtocol
 from paceline.server.metrics import Activity
 from paceline.server.settings import Settings
+from paceline.text import grammar
 
 _log = logging.getLogger("paceline.server")
 
@@ -133,6 +134,7 @@ class Server(uvicorn.Server):
             llm, metadata = self._load()
             self.backend.serve(llm, metadata)
             _log.info("ready")
+            grammar.prepare(llm.tokenizer)
         except Exception as error:
             self.failure = error
             self.should_exit = True
