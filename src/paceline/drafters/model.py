@@ -118,6 +118,7 @@ class ModelDrafter:
 
     Attributes:
         pairing: how the two vocabularies fit.
+        costs: pass times of the draft model, corrected while it runs.
         broken: what ended drafting for good, None while it works.
     """
 
@@ -139,7 +140,7 @@ class ModelDrafter:
         self._choices = Choices(self.pairing, translator.draft.vocab_size)
         self._telling = self.pairing.mode == "text"
         self._ends = translator.target.eog_ids
-        self._costs = costs
+        self.costs = costs
         self._clock = clock
         self.reset()
 
@@ -152,7 +153,7 @@ class ModelDrafter:
         drafts = [Draft.empty()] * len(contexts)
         if self.broken is not None:
             return drafts
-        outlook = None if prices is None else Outlook(prices, self._costs.cost)
+        outlook = None if prices is None else Outlook(prices, self.costs.cost)
         growths = [self._begin(c, b) for c, b in zip(contexts, budgets, strict=True)]
         asked = [i for i, growth in enumerate(growths) if growth is not None]
         if outlook is not None:
@@ -173,9 +174,9 @@ class ModelDrafter:
     def price(self, context: Context) -> float:
         seat = self._seats.get(context.request)
         if seat is None:
-            return self._costs.cost(len(context.tokens))
+            return self.costs.cost(len(context.tokens))
         lag = len(seat.spelling.ids) - len(seat.track) + len(context.tokens) - seat.length
-        return self._costs.cost(max(1, lag))
+        return self.costs.cost(max(1, lag))
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:  # noqa: ARG002
         seat = self._seats.get(context.request)
@@ -256,7 +257,7 @@ class ModelDrafter:
             for growth, row in zip(going, logits, strict=True):
                 self._extend(growth, row, outlook)
             seconds = self._clock() - start
-            self._costs.observe(sum(len(growth.feed) for growth in going), seconds)
+            self.costs.observe(sum(len(growth.feed) for growth in going), seconds)
             for growth in going:
                 growth.feed = growth.written[-1:]
             going = [growth for growth in going if not growth.done]
@@ -303,7 +304,7 @@ class ModelDrafter:
         rival: tuple[int, float] | None,
         outlook: Outlook,
     ) -> None:
-        """Offer the second choice beside the first, which is missed with chance `left`, if it is worth a row."""
+        """Offer the second choice beside a first that fails with chance `left`, if it is worth a row."""
         if rival is None:
             return
         token, share = rival

@@ -13,6 +13,7 @@ from typing import Any, Self, overload
 from paceline.core import Completion, Constraint, SamplingParams, Target, is_whole, token_ids
 from paceline.drafters import registry
 from paceline.drafters.loading import Host
+from paceline.drafters.model import ModelDrafter
 from paceline.engine.engine import Engine
 from paceline.engine.request import Chunk, Request
 from paceline.errors import PacelineError, RequestError, UsageError, suggest
@@ -175,6 +176,11 @@ class LLM:
     def context_limit(self) -> int:
         """Most tokens of prompt and output together."""
         return self.engine.context_limit
+
+    @property
+    def draft_models(self) -> list[ModelDrafter]:
+        """Draft models that were loaded for any call so far."""
+        return list(self._host.models.values())
 
     def limit(self, max_num_seqs: int) -> None:
         """Let at most so many requests run at a time; those that run already go on."""

@@ -27,8 +27,9 @@ the draft has masked. text: the draft's text encoded anew."""
 SAME = 0.98
 """Share of the smaller vocabulary that must agree, id by id, for the ids to be used as they are."""
 
-COVERED = 0.85
-"""Share of the target's tokens in everyday text that the draft must have for `intersection`."""
+COVERED = 0.97
+"""Share of the target's tokens in everyday text that the draft must have for its ids to be used: each one
+that it lacks ends a draft, and text can be encoded anew for little."""
 
 EXAMPLES = 10
 
@@ -178,7 +179,10 @@ def _compare(
     control = target.special_ids | draft.special_ids
     coverage = _coverage(target, by_bytes)
     real = min(len(theirs) - theirs.count(None), len(ours) - ours.count(None))
-    chosen: Mode = "same" if equal >= SAME * real > 0 else "intersection" if coverage >= COVERED else "text"
+    if coverage < COVERED:
+        mode = mode or "text"
+    elif equal < SAME * real:
+        mode = mode or "intersection"
     return Comparison(
         target_size=len(theirs),
         draft_size=len(ours),
@@ -192,7 +196,7 @@ def _compare(
         examples=tuple(Difference(i, *map(_text, both[i])) for i in odd[:EXAMPLES]),
         coverage=coverage,
         shared=int(np.count_nonzero(by_bytes >= 0)),
-        mode=mode or chosen,
+        mode=mode or "same",
     )
 
 
