@@ -140,10 +140,14 @@ class TinyFolder:
             return (middle + rng.uniform(-0.5, 0.5, shape)).astype(np.float32)
         if len(shape) == 1:
             return rng.uniform(-0.5, 0.5, shape).astype(np.float32)
-        return (rng.standard_normal(shape) * 1.5 / math.sqrt(shape[-1])).astype(np.float32)
+        # The vocabulary's two as transformers begins them, the rest large enough to matter.
+        vocabulary = shape[0] == self.config()["vocab_size"]
+        scale = 0.02 if vocabulary else 1.0 / math.sqrt(shape[-1])
+        return (rng.standard_normal(shape) * scale).astype(np.float32)
 
     def _layer(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        width, head = config["hidden_size"], config["head_dim"]
+        width = config["hidden_size"]
+        head = config["head_dim"] or width // config["num_attention_heads"]
         inner, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
         projections = {"q_proj": inner, "k_proj": kv, "v_proj": kv}
         found: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (width,)}
@@ -202,6 +206,6 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
-    "phi3": {"sliding_window": None, "pad_token_id": 0},
+    "phi3": {"sliding_window": None, "pad_token_id": 0, "num_attention_heads": 2, "num_key_value_heads": 1},
 }
 """What each family's config.json says besides."""

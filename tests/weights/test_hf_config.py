@@ -70,7 +70,7 @@ def translated(family: str, **changes: Any) -> dict[str, Any]:
                 "attention.sliding_window_pattern": 6,
             },
         ),
-        ("phi3", "phi3", {}),
+        ("phi3", "phi3", {"attention.head_count": 2, "attention.head_count_kv": 1}),
     ],
 )
 def test_each_family(family: str, architecture: str, more: dict[str, Any]) -> None:
