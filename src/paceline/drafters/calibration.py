@@ -10,6 +10,7 @@ on finding out. A guess behind a wrong one teaches nothing and is not counted.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 Features = tuple[int, ...]
@@ -71,3 +72,28 @@ LENGTH_CLASSES = 10
 def length_class(length: int) -> int:
     """Sort match lengths into LENGTH_CLASSES classes: 0 to 4 alone, then ever wider, 24 and more together."""
     return _LENGTH_CLASS[length] if length < 24 else 9
+
+
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
+_CENTRES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.975, 0.995)
+_DEPTH_CLASS = (0, 1, 2, 3, 4, 4, 5, 5, 5)
+_DEPTHS = 7
+
+
+class Confidence(Calibration):
+    """Chances of guesses that come with a probability of their own: one weight per kind of guess and class of
+    probability, which starts out from that probability, and one per depth.
+
+    Args:
+        kinds: how many ways there are to arrive at a guess.
+    """
+
+    def __init__(self, kinds: int) -> None:
+        plain = (0.9 * math.log(p / (1.0 - p)) for p in _CENTRES * kinds)
+        super().__init__((*plain, *(0.0,) * _DEPTHS))
+        self._depth = kinds * len(_CENTRES)
+
+    def features(self, kind: int, probability: float, depth: int) -> Features:
+        """What decides the chance of a guess that is `depth` tokens ahead, from 0."""
+        row = kind * len(_CENTRES) + bisect_right(_EDGES, probability)
+        return row, self._depth + (_DEPTH_CLASS[depth] if depth < len(_DEPTH_CLASS) else _DEPTHS - 1)

@@ -2,7 +2,7 @@
 
 Public checkpoints name the same things differently, and some names promise what the tensors do not hold; so
 the tensors decide. Names here are those of llama.cpp's GGUF drafters: `fc`, `blk.N.*`, `output_norm`, `d2t`.
-What would run wrongly is refused: a head that drafts from the wrong layer raises no error, it only drafts badly.
+What would run wrongly is refused: a head that reads the wrong layer raises no error, it only drafts badly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,14 @@ DTYPES: dict[str, TensorType | None] = {
     "bf16": TensorType.BF16,
     "f32": TensorType.F32,
 }
-"""What matrices become as they are loaded. "auto" leaves those of a GGUF file that are quantised as they are."""
+"""What matrices become as they are loaded. "auto" leaves what a GGUF file has quantised as it is."""
 
 _FLOATS = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 _WIDE = (TensorType.F32, TensorType.F16, TensorType.BF16)
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "BOOL": "u1", "U8": "u1"}
+
+_LOOKED_UP = ("token_embd.weight", "markov_head.markov_w1.weight")
+"""Tables that stay as they are: a look-up reads one row."""
 
 _REFUSED = {
     "peagle": "P-EAGLE heads",
@@ -106,6 +109,12 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         return name in self.tensors or name in self._indices
 
+    def add(self, name: str, values: Floats) -> None:
+        """Add a tensor that follows from the settings."""
+        raw = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
+        self._arrays[name] = Array(TensorType.F32, values.shape, lambda: raw)
+        self.tensors[name] = self._info(name, self._arrays[name])
+
     def data(self, name: str) -> Bytes:
         """Bytes of a tensor, rounded to the type that `tensors` says.
 
@@ -125,6 +134,10 @@ class Checkpoint:
             return bits.astype(np.uint16).view(np.uint8).reshape(-1)
         return values.view(np.uint8).reshape(-1)
 
+    def values(self, name: str, start: int = 0, end: int | None = None) -> Floats:
+        """Rows of a tensor that is there, in float32 and not rounded."""
+        return self._arrays[name].values(start, end)
+
     def release(self, name: str) -> None:
         """Nothing to do: arrays are views of mapped files."""
 
@@ -139,7 +152,7 @@ class Checkpoint:
             ModelFileError: it is not.
         """
         if name not in self.tensors:
-            self.refuse(f"there is no tensor {name}", "the checkpoint is incomplete; download it again")
+            raise self.fault(f"there is no tensor {name}", "the checkpoint is incomplete; download it again")
         return self.tensors[name].shape
 
     def setting(self, *names: str, default: Any = None) -> Any:
@@ -153,7 +166,7 @@ class Checkpoint:
         """Decoder layers of the head."""
         found = {int(match[1]) for name in self.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
         if found != set(range(len(found))) or not found:
-            self.refuse(f"its layers are {sorted(found)}", "they must be numbered from 0 without a gap")
+            raise self.fault(f"its layers are {sorted(found)}", "they must be numbered from 0 without a gap")
         return len(found)
 
     def describe(self) -> str:
@@ -166,8 +179,9 @@ class Checkpoint:
             f"{'/'.join(sorted(kinds)).lower()}: {self.path}"
         )
 
-    def refuse(self, what: str, hint: str) -> NoReturn:
-        raise ModelFileError(f"{self.path}: {what}", hint)
+    def fault(self, what: str, hint: str) -> ModelFileError:
+        """What to raise when something about the checkpoint is wrong."""
+        return ModelFileError(f"{self.path}: {what}", hint)
 
     def _info(self, name: str, array: Array) -> TensorInfo:
         kind = self._rounded(name, array)
@@ -178,8 +192,8 @@ class Checkpoint:
         wanted = DTYPES[self._dtype]
         if len(array.shape) != 2:
             return TensorType.F32
-        if name.endswith("token_embd.weight") or (self._dtype == "auto" and array.type not in _WIDE):
-            return array.type  # a look-up reads one row
+        if name in _LOOKED_UP or (self._dtype == "auto" and array.type not in _WIDE):
+            return array.type
         assert wanted is not None
         if array.shape[1] % wanted.block_size:
             return TensorType.F32
@@ -244,9 +258,9 @@ def recognise(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     if named:
         return named
     made = " ".join(map(str, settings.get("architectures") or ()))
-    for name, kind in (("DFlash2", "dflash2"), ("PEagle", "peagle"), ("DSpark", "dspark"), ("DFlash", "dflash")):
+    for name in ("DFlash2", "PEagle", "DSpark", "DFlash"):
         if name in made:
-            return kind
+            return name.lower()
     if any(name.startswith("markov") or ".markov" in name for name in shapes):
         return "dspark"
     if "mask_hidden" in shapes:
@@ -327,17 +341,20 @@ _OUTER = {
 _LAYER = {**LAYER, "hidden_norm": "attn_norm_2"}
 _SKIPPED = re.compile(r"t2d|.*rotary_emb\.inv_freq|verifier_(norm|lm_head)\.weight")
 _IN_LAYER = re.compile(r"(?:layers\.(\d+)|midlayer)\.([\w.]+)\.(weight|bias)")
+_CHAIN = re.compile(
+    r"(?:markov_head\.(?:markov_w1|markov_w2|gate_proj|joint_proj)|confidence_head\.proj)\.(?:weight|bias)"
+)
 _FC_NORM = re.compile(r"fc_norm\.(\d)\.weight")
 
 
 def plain_name(name: str) -> str | None:
     """The name here of a tensor of EAGLE, EAGLE-3 and DFlash checkpoints; "" for one not needed."""
-    name = name.removeprefix("model.")
+    name = name.removeprefix("model.").removeprefix("logit_head.")
     if name in _OUTER:
         return _OUTER[name]
     if _SKIPPED.fullmatch(name):
         return ""
-    if _FC_NORM.fullmatch(name):
+    if _FC_NORM.fullmatch(name) or _CHAIN.fullmatch(name):
         return name
     match = _IN_LAYER.fullmatch(name)
     if match is None or match[2] not in _LAYER:
@@ -489,26 +506,26 @@ def target_ids(found: Checkpoint, rows: int, vocab: int) -> NDArray[np.int64] | 
     """
     if not found.has("d2t"):
         if rows != vocab:
-            found.refuse(
+            raise found.fault(
                 f"its output has {rows} ids, the target {vocab}, and there is no d2t that maps them", _ANOTHER
             )
         return None
     raw = found.indices("d2t").reshape(-1)
     if len(raw) != rows:
-        found.refuse(f"d2t has {len(raw)} ids, the output {rows}", "the checkpoint is damaged")
+        raise found.fault(f"d2t has {len(raw)} ids, the output {rows}", "the checkpoint is damaged")
     kept = found.indices("t2d").reshape(-1) if found.has("t2d") else np.ones(vocab, np.int64)
     if len(kept) != vocab:
-        found.refuse(f"t2d has {len(kept)} ids, the target {vocab}", _ANOTHER)
+        raise found.fault(f"t2d has {len(kept)} ids, the target {vocab}", _ANOTHER)
     offsets, absolute = raw + np.arange(rows), raw
     ids, other = (absolute, offsets) if found.layout == "GGUF" else (offsets, absolute)
     if _are_ids(ids, kept):
         return None if rows == vocab else ids
     if _are_ids(other, kept):
         customary, given = ("ids", "offsets") if found.layout == "GGUF" else ("offsets", "ids")
-        found.refuse(f"d2t holds {given} where {customary} are customary", "convert it again")
+        raise found.fault(f"d2t holds {given} where {customary} are customary", "convert it again")
     if ids.max() >= vocab:
-        found.refuse(f"d2t leads to id {int(ids.max())}, the target has {vocab}", _ANOTHER)
-    found.refuse("d2t does not lead to ascending ids of the target", "the checkpoint is damaged")
+        raise found.fault(f"d2t leads to id {int(ids.max())}, the target has {vocab}", _ANOTHER)
+    raise found.fault("d2t does not lead to ascending ids of the target", "the checkpoint is damaged")
 
 
 def _are_ids(ids: NDArray[np.int64], kept: NDArray[np.int64]) -> bool:
@@ -533,12 +550,12 @@ def layer_ids(found: Checkpoint, layers: int) -> tuple[int, ...]:
         or not ids
         or any(type(i) is not int for i in ids)
     ):
-        found.refuse(f"the layers it reads are {str(ids)[:60]}", "they must be a list of whole numbers")
+        raise found.fault(f"the layers it reads are {str(ids)[:60]}", "they must be a list of whole numbers")
     taps = tuple(i + shift for i in ids)
     if list(taps) != sorted(set(taps)):
-        found.refuse(f"the layers it reads, {list(ids)}, do not ascend", "the checkpoint is damaged")
+        raise found.fault(f"the layers it reads, {list(ids)}, do not ascend", "the checkpoint is damaged")
     if taps[0] < 0 or taps[-1] > layers:
-        found.refuse(f"it reads layers {list(ids)} of a target that has {layers}", _ANOTHER)
+        raise found.fault(f"it reads layers {list(ids)} of a target that has {layers}", _ANOTHER)
     return taps
 
 
@@ -552,9 +569,9 @@ def _declared(found: Checkpoint, layers: int) -> tuple[Any, int]:
             return found.settings[name], shift
     if found.layout in ("SafeAILab", "SpecForge") and found.kind == "eagle3" and layers >= 6:
         return [2, layers // 2, layers - 3], 0  # fixed in their code, which writes no key
-    found.refuse(
+    raise found.fault(
         "it does not say which layers of the target it reads",
-        "set eagle_aux_hidden_state_layer_ids (or target_layer_ids) in its config.json; a wrong guess drafts badly",
+        "set eagle_aux_hidden_state_layer_ids in its config.json, or give layers=2-12-21",
     )
 
 

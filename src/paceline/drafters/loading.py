@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.core import Target
 from paceline.drafters.model import Costs, ModelDrafter
@@ -33,14 +34,16 @@ class Host:
         vocab_size: rows of its logits.
         threads: that a draft model is to use; None means one per physical core.
         measure: finds the pass times of a draft model.
-        models: draft models that are loaded, by their options: each is loaded once.
+        models: draft models and heads that are loaded, by their options: each is loaded once.
+        target: the model itself, which heads borrow weights from; None where there is none to borrow from.
     """
 
     tokenizer: Tokenizer
     vocab_size: int
     threads: int | None
     measure: Callable[[Target], Costs]
-    models: dict[tuple[object, ...], ModelDrafter] = field(default_factory=dict)
+    models: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    target: Target | None = None
 
     def reset(self) -> None:
         """Make the loaded draft models forget all text and all they learnt."""
@@ -76,7 +79,7 @@ def load_model_drafter(
         ModelFileError, UnsupportedModelError, ResourceError: the model cannot be had, read or run.
     """
     key = (model, vocabulary, max_model_len, threads, quantize)
-    known = host.models.get(key)
+    known: ModelDrafter | None = host.models.get(key)
     if known is None:
         known = host.models[key] = _load(host, model, vocabulary, max_model_len, threads, quantize)
     return known

@@ -1,0 +1,192 @@
+"""A head's KV cache, shared by many requests, and the target's states that it has not been given yet.
+
+Row t of a text pairs the target's state of token t with token t + 1. It can be computed once both are
+there, and stays right for good; what the head computes beyond that, from its own states, is thrown away
+after each draft. States that nobody asked for wait until somebody does. What is missing - a prefix that
+the target found in its cache, states dropped for their size - leaves a gap, and the head then sees only
+the text behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core import Context, Floats
+from paceline.drafters.head_program import HeadProgram
+from paceline.models.kv import KVCache, KVSequence
+
+MOST_BYTES = 256 << 20
+"""States kept for one request; beyond it the older half is forgotten."""
+
+
+class Waiting:
+    """The target's states of consecutive tokens of one text.
+
+    Attributes:
+        first: the token whose state comes first.
+    """
+
+    __slots__ = ("_blocks", "first", "length")
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.length = 0
+        self._blocks: list[Floats] = []
+
+    @property
+    def end(self) -> int:
+        """The token whose state comes next."""
+        return self.first + self.length
+
+    def add(self, start: int, states: Floats) -> None:
+        """Take the states of the tokens from `start` on; those that are there already are kept."""
+        if start > self.end or not self.length:
+            self._blocks, self.first, self.length = [], start, 0
+        fresh = states[self.end - start :]
+        if len(fresh):
+            self._blocks.append(fresh)
+            self.length += len(fresh)
+        if self.length * states.shape[1] * 4 > MOST_BYTES:
+            self.drop(self.length // 2)
+
+    def drop(self, count: int) -> None:
+        """Forget the first `count` states."""
+        whole = self.all()
+        self._blocks = [whole[count:].copy()] if count < self.length else []
+        self.first += count
+        self.length -= count
+
+    def all(self) -> Floats:
+        """[length, width] all of them."""
+        if len(self._blocks) != 1:
+            self._blocks = [np.concatenate(self._blocks)] if self._blocks else [np.zeros((0, 0), np.float32)]
+        return self._blocks[0]
+
+
+class Track:
+    """One request's place in the cache.
+
+    Attributes:
+        sequence: rows in place for good; None before the first pass and after an eviction.
+        base: the row in slot 0; above 0 where the text before it is not known to the head.
+        filed: rows behind those of the sequence that are in place too.
+    """
+
+    __slots__ = ("base", "filed", "keys", "sequence", "waiting")
+
+    def __init__(self) -> None:
+        self.sequence: KVSequence | None = None
+        self.base = 0
+        self.filed = 0
+        self.keys: list[int] = []
+        self.waiting = Waiting()
+
+    @property
+    def done(self) -> int:
+        """The first row that is not in place for good."""
+        return self.base + (len(self.sequence) if self.sequence is not None else 0)
+
+
+class HeadCache:
+    """Follows texts with a head's KV.
+
+    Args:
+        head: whose pages are this cache's alone.
+    """
+
+    def __init__(self, head: HeadProgram) -> None:
+        self.head = head
+        self.kv = KVCache(head.pages, head.page_size, head.copy_page)
+        self._tracks: dict[Track, None] = {}  # those that hold pages, least recently used first
+
+    def settle(self, track: Track, tokens: Sequence[int]) -> None:
+        """Make rows that a pass has filed part of the text, now that it has gone on."""
+        rows = len(tokens) - 1
+        if track.sequence is not None and track.filed:
+            count = min(track.filed, rows - 1 - track.done)  # the last row's logits are wanted again
+            self._extend_keys(track, tokens)
+            start = len(track.sequence)
+            self.kv.commit(track.sequence, track.keys[start : start + count])
+            track.waiting.drop(count)
+        track.filed = 0
+
+    def keep(self, track: Track, tokens: Sequence[int], count: int) -> None:
+        """Make `count` more rows part of the text; they are in place, and depend on no later token."""
+        assert track.sequence is not None
+        self._extend_keys(track, tokens)
+        start = len(track.sequence)
+        self.kv.commit(track.sequence, track.keys[start : start + count])
+
+    def ready(self, track: Track, tokens: Sequence[int]) -> bool:
+        """Whether the states of all tokens but the last are known, or in place, without a gap at the end."""
+        return track.waiting.length > 0 and track.waiting.end >= len(tokens) - 1
+
+    def missing(self, track: Track, tokens: Sequence[int]) -> int:
+        """How many rows are still to be computed."""
+        rows = len(tokens) - 1
+        return max(1, rows - max(track.done if track.sequence is not None else 0, track.waiting.first))
+
+    def open(self, context: Context, track: Track, more: int, busy: Sequence[Track] = ()) -> bool:
+        """Make room for the rows of the text and `more` slots behind; idle tracks give way, oldest first.
+
+        False if it does not fit beside the `busy` ones.
+        """
+        tokens = context.tokens
+        rows = len(tokens) - 1
+        if rows + more > self.head.context_limit:
+            return False
+        if track.sequence is not None and track.waiting.first > track.done:
+            self.release(track)
+        if track.sequence is None:
+            self._begin(context, track)
+        assert track.sequence is not None
+        self._tracks.pop(track, None)
+        self._tracks[track] = None
+        while not self.kv.reserve(track.sequence, rows - track.done + more):
+            idle = next((t for t in self._tracks if t is not track and t not in busy), None)
+            if idle is None:
+                self.release(track)
+                return False
+            self.release(idle)
+        return True
+
+    def release(self, track: Track) -> None:
+        """Give the track's pages back; rows in place for good stay cached until their memory is needed."""
+        if track.sequence is not None:
+            self.kv.free(track.sequence)
+            track.sequence = None
+        track.filed = 0
+        self._tracks.pop(track, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for track in self._tracks:
+            track.sequence = None
+            track.filed = 0
+        self._tracks.clear()
+        self.kv.clear()
+
+    def _begin(self, context: Context, track: Track) -> None:
+        """Start with the rows that another request has left; without their states, behind the gap."""
+        tokens, waiting = context.tokens, track.waiting
+        track.base, track.keys = 0, []
+        self._extend_keys(track, tokens)
+        track.sequence = self.kv.open(track.keys)
+        if waiting.first <= len(track.sequence):
+            waiting.drop(min(len(track.sequence) - waiting.first, waiting.length))
+            return
+        self.kv.free(track.sequence)
+        track.base = waiting.first
+        # Rows behind a gap are this request's own: the same tokens may have other states elsewhere.
+        track.keys = [-1 - context.request]
+        self._extend_keys(track, tokens)
+        track.sequence = self.kv.open(track.keys)
+
+    def _extend_keys(self, track: Track, tokens: Sequence[int]) -> None:
+        """Keys of the rows: a row depends on all tokens up to the one behind it, the first on two."""
+        keys, base = track.keys, track.base
+        if not keys and len(tokens) > 1:
+            keys.append((1 + tokens[0] << 32) + tokens[1])
+        keys.extend(tokens[base + len(keys) + 1 :])

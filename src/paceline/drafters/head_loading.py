@@ -1,0 +1,96 @@
+"""From the path of a head's checkpoint to a drafter for a given target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from paceline.core import Drafter, Target
+from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
+from paceline.drafters.head import Costs
+from paceline.drafters.head_program import HeadProgram, Lender
+from paceline.drafters.loading import Host
+from paceline.errors import UsageError
+from paceline.weights import hub
+
+_log = logging.getLogger("paceline")
+
+LOADERS = {
+    "eagle": "paceline.drafters.eagle",
+    "eagle3": "paceline.drafters.eagle",
+    "mtp": "paceline.drafters.mtp",
+}
+"""By kind: the module whose `load` makes a drafter of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """What a user may say about a head besides its path.
+
+    Attributes:
+        layers: whose inputs it reads, in place of what its checkpoint says; None leaves it to that.
+        threads: None means as many as the target has.
+    """
+
+    layers: tuple[int, ...] | None = None
+    threads: int | None = None
+
+
+Load = Callable[[Checkpoint, Host, HeadOptions], Drafter]
+
+
+def load_head(
+    host: Host,
+    model: str,
+    *,
+    kind: str | None = None,
+    dtype: str = "auto",
+    layers: tuple[int, ...] | None = None,
+    threads: int | None = None,
+) -> Drafter:
+    """Load a head, or find it loaded.
+
+    Args:
+        model: path of a folder, of a .safetensors or a .gguf file, or org/name.
+        kind: what it has to be; None takes whatever it is.
+        dtype: what its matrices become; see `checkpoint.DTYPES`.
+
+    Raises:
+        UsageError: it is of another kind, or the target has nothing to lend.
+        ModelFileError, UnsupportedModelError, ResourceError: it cannot be had, read or run with this target.
+    """
+    key = ("head", model, kind, dtype, layers, threads)
+    known: Drafter | None = host.models.get(key)
+    if known is None:
+        known = host.models[key] = _load(host, model, kind, dtype, HeadOptions(layers, threads))
+    return known
+
+
+def _load(host: Host, model: str, kind: str | None, dtype: str, options: HeadOptions) -> Drafter:
+    found = open_checkpoint(hub.resolve(model), dtype)
+    if kind is not None and found.kind != kind:
+        raise UsageError(
+            f"{model} holds a drafter of kind {found.kind}, not {kind}", f"write {found.kind}:{model}"
+        )
+    _log.info("%s", found.describe())
+    load = cast(Load, import_module(LOADERS[found.kind]).load)
+    return load(found, host, options)
+
+
+def lender_of(host: Host) -> Lender:
+    """The target, which lends its embedding and its output matrix.
+
+    Raises:
+        UsageError: it has none to lend.
+    """
+    if getattr(host.target, "lent", None) is None:
+        raise UsageError("this target lends no weights to a head", "heads draft for models that run here")
+    return cast(Lender, host.target)
+
+
+def costs_of(host: Host, head: HeadProgram) -> Costs:
+    """Pass times of a head, measured now."""
+    return host.measure(cast(Target, head))  # as much of a target as timing takes

@@ -1,0 +1,66 @@
+"""A tiny native target, a head made for it, and the drafter of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core import Context, Drafter, Floats
+from paceline.drafters.head_loading import load_head
+from paceline.drafters.loading import Host
+from paceline.models.target import NativeTarget
+from paceline.tools.profile import rows_at
+from paceline.weights.gguf import GGUFFile
+from support.draft_models import FixedCosts
+from support.tiny_heads import ReferenceHead
+from support.tiny_models import TinyModel
+from support.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
+
+MODEL = TinyModel(width=64, hidden=96, heads=4, kv_heads=2, vocab=VOCAB_SIZE, layers=8)
+
+
+def target_for(folder: Path, model: TinyModel = MODEL, **options: Any) -> NativeTarget:
+    file = GGUFFile.open(model.write(folder / "target.gguf"))
+    return NativeTarget.load(file, threads=2, **{"max_model_len": 512, **options})
+
+
+def host_for(target: NativeTarget) -> Host:
+    return Host(
+        tiny_tokenizer(), target.vocab_size, target.threads, measure=lambda _: FixedCosts(), target=target
+    )
+
+
+def drafter_for(target: NativeTarget, path: Path, **options: Any) -> Drafter:
+    return load_head(host_for(target), str(path), **{"dtype": "f32", **options})
+
+
+def reference_for(target: NativeTarget, tiny: Any, reference: type[Any] = ReferenceHead) -> Any:
+    """The float64 reference of a head, with what the target lends."""
+    file = target.lent.file
+    table = file.data("token_embd.weight").view(np.float32).reshape(target.vocab_size, -1)
+    head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+    matrix = file.data(head).view(np.float32).reshape(target.vocab_size, -1)
+    return reference(tiny, table, matrix, target.lent.final_norm)
+
+
+def states_of(target: NativeTarget, tokens: Sequence[int], layers: Sequence[int]) -> dict[int, Floats]:
+    """What enters these layers for every token of a text."""
+    target.listen(sorted(set(layers)))
+    rows = rows_at(target, 0, len(tokens), 1)
+    rows.tokens[:] = tokens
+    hidden = target.forward(rows).hidden
+    found = {layer: hidden[layer].copy() for layer in set(layers)}
+    target.listen([])
+    return found
+
+
+def heard(drafter: Any, target: NativeTarget, tokens: Sequence[int], *, request: int = 0, **more: Any) -> Context:
+    """A request whose text the drafter has heard, but for the last token."""
+    context = Context(request, list(tokens), len(tokens), **more)
+    states = states_of(target, tokens, drafter.layers)
+    drafter.hear(context, 0, {layer: found[:-1] for layer, found in states.items()})
+    drafter.commit(context, None)
+    return context
