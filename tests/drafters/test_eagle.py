@@ -30,7 +30,7 @@ HEADS = {
     "a norm of each state": replace(EAGLE3, layout="SpecForge", fc_norm=True),
     "a normed residual": replace(EAGLE3, layout="speculators", norm_before_residual=True),
     "five taps, qwen3": replace(
-        EAGLE3, layout="DeepSpec", qk_norm=True, taps=(1, 2, 4, 6, 7), draft_vocab=0, own_embedding=True
+        EAGLE3, layout="DeepSpec", qk_norm=True, head_dim=32, taps=(1, 2, 4, 6, 7), draft_vocab=0, own_embedding=True
     ),
     "all ids": replace(EAGLE3, draft_vocab=0),
     "two layers": replace(EAGLE3, layout="vLLM", layers=2),

@@ -34,12 +34,12 @@ def test_begins_only_what_promises_to_pay(chance: float, cost: float, opens: boo
 
 
 def test_a_first_pass_that_pays_only_for_long_drafts_is_made() -> None:
-    """Catching up costs 0.9; one token would not pay for it, eight do."""
-    seconds = {5: 0.9, 1: 0.02}
+    """It costs 0.9; one token would not pay for it, eight do."""
+    seconds = {2: 0.9, 1: 0.02}
     view = Outlook(prices(), lambda rows: seconds[rows])
-    assert view.open([Hope(0.95, 1, 5, 100.0)]) == [0]  # 1.95 in 1.9
-    assert view.open([Hope(0.85, 1, 5, 100.0)]) == []
-    assert view.open([Hope(0.85, 8, 5, 100.0)]) == [0]
+    assert view.open([Hope(0.95, 1, 2, 100.0)]) == [0]  # 1.95 in 1.9
+    assert view.open([Hope(0.85, 1, 2, 100.0)]) == []
+    assert view.open([Hope(0.85, 8, 2, 100.0)]) == [0]
 
 
 def test_a_long_text_is_read_if_enough_steps_profit() -> None:

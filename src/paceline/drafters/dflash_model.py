@@ -22,14 +22,14 @@ import numpy as np
 from paceline.core import ROOT, Floats, Ids, Output, Rows
 from paceline.drafters.checkpoint import Checkpoint, target_ids
 from paceline.drafters.dflash_config import BlockConfig
+from paceline.drafters.head_program import Lender
 from paceline.errors import ModelFileError
 from paceline.models.decoder import Layers
 from paceline.models.registry import architecture
-from paceline.models.target import Lent
+from paceline.models.target import PAGE_SIZE, Lent
 from paceline.models.tensors import Tensors
 from paceline.native import Program
 
-PAGE_SIZE = 32
 MAX_ROWS = 256
 
 
@@ -62,26 +62,27 @@ class BlockModel:
     page_size = PAGE_SIZE
     max_rows = MAX_ROWS
 
-    def __init__(
-        self, found: Checkpoint, config: BlockConfig, lent: Lent, *, pages: int, context_limit: int
-    ) -> None:
+    def __init__(self, found: Checkpoint, config: BlockConfig, lender: Lender) -> None:
+        lent = lender.lent
+        self.checkpoint = found
         self.config = config
-        self.pages = pages
-        self.context_limit = context_limit
+        self.lender = lender
+        self.context_limit = lender.context_limit + MAX_ROWS
+        self.pages = lender.pages + 2 * MAX_ROWS // PAGE_SIZE
         self._check(found, lent)
         self._program = Program(
-            threads=lent.program.threads,
-            isa=lent.program.isa,
+            threads=lender.threads,
+            isa=lender.isa,
             max_rows=MAX_ROWS,
             page_size=PAGE_SIZE,
-            pages=pages,
+            pages=self.pages,
             layers=config.decoder.layers,
             heads=config.decoder.heads,
             kv_heads=config.decoder.kv_heads,
             head_dim=config.decoder.head_dim,
         )
         self._tensors = Tensors(found, self._program)
-        self._record(found, lent, context_limit)
+        self._record(found, lent, lender.context_limit)
         self.weight_bytes: int = self._program.weight_bytes
         self._logits: Floats = np.empty((0, self.rows), np.float32)
 

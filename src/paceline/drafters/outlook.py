@@ -20,9 +20,9 @@ MARGIN = 1.01
 DEPTH = 8
 """How far the forecast looks."""
 
-PROMPT = 8
-"""Rows of a first pass that count as part of the step; more of them are text to be caught up with, whose
-cost is spread over the steps that profit from it."""
+STEADY = 2
+"""Rows of a first pass when every step drafts: the last draft and the bonus. More of them are text to be
+caught up with, whose cost is spread over the steps that profit from it."""
 
 
 @dataclass(slots=True)
@@ -98,10 +98,12 @@ class Outlook:
 
     def _forecast(self, hopes: Sequence[Hope]) -> float:
         """Tokens per second of the best step that drafts for all of these to one depth."""
-        spent = self._cost(sum(min(hope.rows, PROMPT) for hope in hopes))
+        steady = sum(min(hope.rows, STEADY) for hope in hopes)
+        spent = self._cost(steady)
         for hope in hopes:
-            if hope.rows > PROMPT:
-                spent += self._cost(hope.rows - PROMPT) / max(hope.steps, 1.0)
+            if hope.rows > STEADY:
+                late = self._cost(steady + hope.rows - STEADY) - self._cost(steady)
+                spent += late / max(hope.steps, 1.0)
         best, nodes, tokens = 0.0, 0, self._prices.tokens
         reach = [1.0] * len(hopes)
         for depth in range(1, DEPTH + 1):
