@@ -24,7 +24,8 @@ from support.stub_target import RepetitiveRule, Rule, StubTarget
 from support.tiny_tokenizer import VOCAB_SIZE, tiny_tokenizer
 
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}A:{% endif %}"
 )
 
 
