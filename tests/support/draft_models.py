@@ -30,6 +30,9 @@ class FixedCosts:
     def observe(self, rows: int, seconds: float) -> None:
         self.seen.append(rows)
 
+    def relax(self) -> None:
+        """Nothing is observed, nothing forgotten."""
+
 
 class Reordered:
     """A rule as a model with other ids would have it: id i of the draft is id order[i] of the rule.

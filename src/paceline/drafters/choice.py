@@ -16,52 +16,72 @@ from paceline.text.pairing import Pairing
 
 
 class Choices:
-    """The draft's logits as logits of the target's ids.
+    """What a draft model may write, and where that stands among the target's ids.
 
-    In mode "text" the draft may also write what the target has no id for: such an id stands behind the
-    target's, so it draws noise of its own.
+    In mode "text" it may also write what the target has no id for: such a token stands behind the target's,
+    so it draws noise of its own.
 
     Args:
         known: ids that the draft's tokenizer has; a row of logits may be longer.
 
     Attributes:
         size: length of a row under the target's ids.
-        to_draft: [size] the draft's id, -1 where it must not write.
+        written: [n] the draft's ids that it may write.
+        places: [n] where each stands in a row.
     """
 
     def __init__(self, pairing: Pairing, known: int) -> None:
         draft_vocab, target_vocab = len(pairing.to_target), len(pairing.to_draft)
-        self._same = pairing.mode == "same"
+        own: Ids = np.arange(draft_vocab, dtype=np.int32)
         places = pairing.to_target.copy()
-        self.size = target_vocab
-        if self._same:
-            self.size = min(draft_vocab, target_vocab)
-        elif pairing.mode == "text":
-            own: Ids = np.arange(draft_vocab, dtype=np.int32)
-            twins = pairing.to_draft[np.maximum(places, 0)] != own
-            places[twins | (places < 0)] = target_vocab + own[twins | (places < 0)]
+        # Of twins, two of the draft's ids with one meaning, only one may stand there.
+        lost = (places < 0) | (pairing.to_draft[np.maximum(places, 0)] != own)
+        places[lost] = -1
+        self.size = min(draft_vocab, target_vocab) if pairing.mode == "same" else target_vocab
+        if pairing.mode == "text":
+            places[lost] = target_vocab + own[lost]
             places[known:] = -1
             self.size = target_vocab + draft_vocab
-        to_draft: Ids = np.full(self.size, -1, np.int32)
-        sources = np.flatnonzero(places >= 0).astype(np.int32)
-        to_draft[places[sources]] = sources  # of twins the later one
-        self.to_draft: list[int] = to_draft.tolist()
-        self._masked = np.flatnonzero(to_draft < 0)
-        self._places = np.flatnonzero(to_draft >= 0)
-        self._sources = to_draft[self._places]
+        sources = np.flatnonzero(places >= 0)
+        self.places: list[int] = places[sources].tolist()
+        self.written: list[int] = sources.tolist()
+        self._front = len(sources) == 0 or int(sources[-1]) == len(sources) - 1
+        self._sources = sources
+        self._places = places[sources]
+        self._index = np.full(self.size, -1, np.int32)
+        self._index[self._places] = np.arange(len(sources), dtype=np.int32)
         self._row: Floats = np.full(self.size, -np.inf, np.float32)
 
-    def row(self, logits: Floats) -> Floats:
-        """[size] logits, -inf where the draft must not write; overwritten by the next call.
+    def values(self, logits: Floats) -> Floats:
+        """[n] logits of what may be written; may be a view of `logits`."""
+        return logits[: len(self.written)] if self._front else logits[self._sources]
 
-        May write to `logits`.
+    def pick(self, values: Floats, sampler: Sampler, position: int) -> tuple[int, float]:
+        """The index of what the request's sampler takes, and its probability.
+
+        Raises:
+            RequestError, ModelFileError: nothing can be taken.
         """
-        if self._same:
-            row = logits[: self.size]
-            row[self._masked] = -np.inf
-            return row
-        self._row[self._places] = logits[self._sources]
-        return self._row
+        if sampler.needs_logits:
+            self._row[self._places] = values
+            token = sampler.pick(self._row, int(self._row.argmax()), position)
+            index = int(self._index[token])
+        else:
+            index = int(values.argmax())
+        temperature = 1.0 if sampler.params.greedy else max(sampler.params.temperature, 1e-3)
+        scaled = (values - values.max()) / np.float32(temperature)
+        np.exp(scaled, out=scaled)
+        return index, float(scaled[index] / scaled.sum())
+
+    def pick_rival(
+        self, values: Floats, index: int, sampler: Sampler, position: int
+    ) -> tuple[int, float] | None:
+        """What would have been taken without the first, and its share of what the first leaves.
+
+        Overwrites `values[index]`.
+        """
+        values[index] = -np.inf
+        return self.pick(values, sampler, position) if np.isfinite(values.max()) else None
 
 
 def request_sampler(context: Context, size: int, ends: frozenset[int]) -> Sampler:
@@ -76,24 +96,3 @@ def request_sampler(context: Context, size: int, ends: frozenset[int]) -> Sample
         logprobs=None,
     )
     return Sampler(its, prompt, stops, size, context.seed)
-
-
-def pick(row: Floats, sampler: Sampler, position: int) -> tuple[int, float]:
-    """The token that the request's sampler takes, and its probability.
-
-    Raises:
-        RequestError, ModelFileError: nothing can be taken.
-    """
-    token = sampler.pick(row, int(row.argmax()), position)
-    temperature = 1.0 if sampler.params.greedy else max(sampler.params.temperature, 1e-3)
-    scaled = (row - row.max()) / np.float32(temperature)
-    np.exp(scaled, out=scaled)
-    return token, float(scaled[token] / scaled.sum())
-
-
-def pick_rival(row: Floats, token: int, sampler: Sampler, position: int) -> tuple[int, float] | None:
-    """The token that would have been taken without the first, and its share of what the first leaves."""
-    kept, row[token] = row[token], -np.inf
-    rival = pick(row, sampler, position) if np.isfinite(row.max()) else None
-    row[token] = kept
-    return rival

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from paceline.core import ROOT, Context, Draft, Floats, Outcome, Prices, Target
 from paceline.drafters.calibration import Calibration, Features, Luck
-from paceline.drafters.choice import Choices, pick, pick_rival, request_sampler
+from paceline.drafters.choice import Choices, request_sampler
 from paceline.drafters.draft_cache import DraftCache, Track
 from paceline.drafters.offer import Offer
 from paceline.drafters.outlook import Hope, Outlook
@@ -61,6 +61,8 @@ class Costs(Protocol):
     def cost(self, rows: int) -> float: ...
 
     def observe(self, rows: int, seconds: float) -> None: ...
+
+    def relax(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -159,6 +161,8 @@ class ModelDrafter:
         if outlook is not None:
             hopes = [self._expect(growth) for growth in growths if growth is not None]
             asked = [asked[i] for i in outlook.open(hopes)]
+        if not asked:
+            self.costs.relax()
         going = self._seated([growth for i in asked if (growth := growths[i]) is not None])
         try:
             self._grow(going, outlook)
@@ -268,14 +272,15 @@ class ModelDrafter:
 
     def _extend(self, growth: _Growth, logits: Floats, outlook: Outlook | None) -> None:
         """Write one more token; where ids translate it is a node, and its rival beside it if that pays."""
-        row = self._choices.row(logits)
+        choices = self._choices
+        values = choices.values(logits)
         position = self._position(growth)
         try:
-            token, probability = pick(row, growth.sampler, position)
+            index, probability = choices.pick(values, growth.sampler, position)
         except RequestError:  # the target will say so, if it comes to the same
             growth.done = True
             return
-        parent, above = growth.tip, growth.reach
+        token, parent, above = choices.places[index], growth.tip, growth.reach
         features = self._features(growth, _FIRST, probability)
         chance = self.calibration.chance(features, growth.seat.luck.log_odds)
         growth.reach = above * chance
@@ -289,9 +294,9 @@ class ModelDrafter:
             offer.guesses[parent] = [(token, chance, features)]
             growth.tip = offer.add(parent, token, chance)
             if outlook is not None and growth.left > 0 and outlook.worthwhile(above * (1.0 - chance)):
-                rival = pick_rival(row, token, growth.sampler, position)
+                rival = choices.pick_rival(values, index, growth.sampler, position)
                 self._add_rival(growth, parent, above * (1.0 - chance), rival, outlook)
-        growth.written.append(self._choices.to_draft[token])
+        growth.written.append(choices.written[index])
         growth.probabilities.append(probability)
         growth.sampler.advance(token)
         growth.done = growth.left <= 0 or self._ends_text(growth, token)
@@ -307,7 +312,7 @@ class ModelDrafter:
         """Offer the second choice beside a first that fails with chance `left`, if it is worth a row."""
         if rival is None:
             return
-        token, share = rival
+        token, share = self._choices.places[rival[0]], rival[1]
         offer = growth.seat.offer
         features = self._features(growth, _SECOND, share)
         chance = self.calibration.chance(features, growth.seat.luck.log_odds)

@@ -137,6 +137,10 @@ class PassTime:
         seen = min(max((seconds - self.cost(rows)) / looks, 0.0), most)
         self._look += self.LOOK_STEP * (seen - self._look)
 
+    def relax(self) -> None:
+        """Trust what was observed a little less: it is a step older, and nothing new was learnt."""
+        self._drift **= 0.98
+
     def _interpolate(self) -> list[float]:
         points = [m * math.exp(s) for m, s in zip(self._measured, self._log_shape, strict=True)]
         curve = np.interp(np.arange(self._rows[-1] + 1), self._rows, np.maximum.accumulate(points))
