@@ -39,6 +39,7 @@ OUTER = {
     "output.weight": "lm_head.weight",
 }
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+UNUSED = 5
 KINDS = {3: True, 4: False}
 """GGUF's token types that are added tokens, and whether they are special."""
 
@@ -117,7 +118,8 @@ def tokenizer(meta: Mapping[str, Any]) -> dict[str, Any]:
         "decoder": plain,
         "model": {
             "type": "BPE",
-            "vocab": {text: i for i, text in enumerate(tokens) if kinds[i] not in (*KINDS, 5)},
+            # Control tokens too: the library counts on from the last id for those it does not find here.
+            "vocab": {text: i for i, text in enumerate(tokens) if kinds[i] != UNUSED},
             "merges": [merge.split(" ") for merge in meta["tokenizer.ggml.merges"]],
         },
     }
