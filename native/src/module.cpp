@@ -181,6 +181,14 @@ NB_MODULE(_core, m) {
       .def("linear", &Program::linear, nb::arg("source"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("add") = false)
       .def("float_norm", &Program::float_norm, nb::arg("source"), nb::arg("gamma"), nb::arg("eps"), nb::arg("to"), nb::arg("add") = false)
       .def("gated", &Program::gated, nb::arg("source"), nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("gelu") = false)
+      .def("mixture",
+           [](Program& p, int experts, int used, bool normalised, int64_t width, int64_t hidden) {
+             check(used >= 1 && used <= experts, "mixture: more experts used than there are");
+             return p.mixture(experts, used, normalised, width, hidden);
+           },
+           nb::kw_only(), nb::arg("experts"), nb::arg("used"), nb::arg("normalised"), nb::arg("width"), nb::arg("hidden"))
+      .def("experts", &Program::experts, nb::arg("mixture"), nb::arg("scores"), nb::arg("x"), nb::arg("gamma"), nb::arg("eps"),
+           nb::arg("gate"), nb::arg("up"), nb::arg("down"))
       .def("angles", &Program::angles, nb::arg("frequencies"), nb::arg("magnitude") = 1.0f)
       .def("rope", &Program::rope, nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("angles"), nb::arg("interleaved"),
            nb::arg("query_scale"), nb::arg("q_gamma") = -1, nb::arg("k_gamma") = -1, nb::arg("eps") = 0.0f)

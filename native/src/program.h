@@ -78,6 +78,19 @@ struct RowTile {
   int base;                     // positions below it lie at their own slots
 };
 
+// A mixture of experts: what each row of a pass chose, and the rows of each expert side by side. A place is one row
+// at one expert; there are `used` times as many as rows.
+struct Mixture {
+  int experts, used;
+  bool normalised;                // shares of a row are divided by their sum
+  std::vector<int> chosen, place; // [rows][used]
+  std::vector<float> share;       // [rows][used]
+  std::vector<int> start;         // [experts + 1] first place of each expert
+  std::vector<int> row;           // [places]
+  Acts in, hidden;                // [places]
+  Buffer out;                     // [places]
+};
+
 class Program;
 
 // How one op of a pass is cut: units of work, dealt `chunk` at a time.
@@ -144,6 +157,11 @@ class Program {
   void gated(int in, int gate, int up, int out, bool gelu);
   // to += norm(in)
   void float_norm(int in, int gamma, float eps, int to, bool add);
+  // Room for the experts of all layers, which use it in turn.
+  int mixture(int experts, int used, bool normalised, int64_t width, int64_t hidden);
+  // x += the sum over the experts with the highest scores of share * down(silu(gate(norm(x))) * up(norm(x))); a share
+  // is the softmax of the scores. Each matrix holds those of all experts, one below the other.
+  void experts(int mixture, int scores, int x, int gamma, float eps, int gate, int up, int down);
   int angles(std::vector<double> frequencies, float magnitude);
   // Turns queries and keys, each head first normalised where gammas [head_dim] are given (else -1), and files keys
   // and values in the cache.
@@ -200,10 +218,12 @@ class Program {
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<Acts>> acts_;
   std::vector<std::unique_ptr<Angles>> angles_;
+  std::vector<std::unique_ptr<Mixture>> mixtures_;
   std::vector<float> attention_parts_;  // of split attention; one op at a time uses them
 
  private:
   uint8_t* allocate(size_t bytes);
+  void make_room(Acts& acts, int64_t width, bool wanted, int rows) const;
   void plan_tiles();
   void walk(int member, uint32_t pass);
   void copy_slot(int page_from, int offset_from, int page_to, int offset_to);

@@ -15,7 +15,7 @@ using paceline::Shape;
 
 namespace {
 
-constexpr int kWidth = 256, kHidden = 512, kVocabulary = 72, kLayers = 2, kHeads = 4, kKvHeads = 2, kDim = 64, kPages = 24;
+constexpr int kWidth = 256, kHidden = 512, kVocabulary = 72, kLayers = 2, kHeads = 4, kKvHeads = 2, kDim = 64, kPages = 24, kExperts = 5;
 constexpr int kPrompt = 300;  // crosses a segment of 256 positions
 
 void require(bool ok, const std::string& what) {
@@ -55,6 +55,7 @@ struct Model {
     embedding = random_file(2, kVocabulary, kWidth, random);
     program.embed(2, kVocabulary, kWidth, embedding.data(), embedding.size(), x, 1.0f);
     int angles = program.angles(std::vector<double>(kDim / 2, 0.01), 1.0f), side = program.buffer(kWidth, false);
+    int scores = program.buffer(kExperts, false), mixture = program.mixture(kExperts, 2, true, kWidth, kHidden);
     int head_gamma = program.vector(ones.data(), kDim);
     for (int layer = 0; layer < kLayers; ++layer) {
       bool plain = layer == 0;  // the other layer has everything a layer can have
@@ -67,6 +68,12 @@ struct Model {
       program.linear(attended, {matrix(kWidth, kHeads * kDim)}, {-1}, {plain ? x : side}, plain);
       if (!plain) program.float_norm(side, gamma, 1e-5f, x, true);
       program.norm(x, gamma, 1e-5f, normed, 0);
+      if (!plain) {
+        program.linear(normed, {matrix(kExperts, kWidth)}, {-1}, {scores}, false);
+        program.experts(mixture, scores, x, gamma, 1e-5f, matrix(kExperts * kHidden, kWidth), matrix(kExperts * kHidden, kWidth),
+                        matrix(kExperts * kWidth, kHidden));
+        program.norm(x, gamma, 1e-5f, normed, 0);
+      }
       int gate = matrix(kHidden, kWidth), up = matrix(kHidden, kWidth);
       program.gated(normed, gate, up, active, !plain);
       program.linear(active, {matrix(kWidth, kHidden)}, {-1}, {x}, true);

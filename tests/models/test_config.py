@@ -226,7 +226,6 @@ DAMAGED: dict[str, dict[str, Any]] = {
         "attention__sliding_window_pattern": [True],
     },
     "rope with base 0.5": {"rope__freq_base": 0.5},
-    "bounds 4 and 4": {"rope__scaling__low_freq_factor": 4.0},
     "trained on 1 positions": {
         "rope__scaling__type": "yarn",
         "rope__scaling__original_context_length": 1,
@@ -257,7 +256,7 @@ values = st.one_of(
     st.floats(),
     st.booleans(),
     st.text(max_size=5),
-    st.sampled_from(["linear", "dynamic", "yarn", "longrope", "llama3"]),
+    st.sampled_from(["linear", "dynamic", "yarn", "longrope"]),
     st.lists(st.integers(0, 9), max_size=3),
 )
 keys = st.sampled_from(

@@ -55,15 +55,6 @@ EXACT = {
         width=64,
         scaling={**scaling("yarn", 4.0, original=128), "rope.scaling.attn_factor": 0.7},
     ),
-    "llama 3 parameters": TinyModel(
-        head_dim=64,
-        width=64,
-        scaling={
-            **scaling("llama3", 8.0, original=64),
-            "rope.scaling.low_freq_factor": 1.0,
-            "rope.scaling.high_freq_factor": 4.0,
-        },
-    ),
     "window": TinyModel(head_dim=32, width=64, layers=3, scaling={"attention.sliding_window": 20}),
     "window in two of three layers": TinyModel(
         layers=3, scaling={"attention.sliding_window": 20, "attention.sliding_window_pattern": 3}
@@ -118,6 +109,13 @@ EXACT = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "qwen3moe": TinyModel(
+        architecture="qwen3moe", heads=4, kv_heads=2, head_dim=32, width=64, hidden=96, experts=5
+    ),
+    "qwen3moe, shares as they are": TinyModel(
+        architecture="qwen3moe", head_dim=32, experts=3, scaling={"expert_weights_norm": False}
+    ),
+    "mixtral": TinyModel(experts=4),
     "float16": TinyModel(kind=K.F16, head_dim=64, width=64),
 }
 
@@ -175,7 +173,7 @@ def rms(x: NDArray[np.float64]) -> float:
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
-@pytest.mark.parametrize("name", ["many heads", "qwen2", "qwen3", "gemma3", "gemma2", "phi3"])
+@pytest.mark.parametrize("name", ["many heads", "qwen2", "qwen3", "gemma3", "gemma2", "phi3", "qwen3moe"])
 def test_greedy_texts_are_equal(name: str, isa: str, tmp_path: Path) -> None:
     path = EXACT[name].write(tmp_path / "model.gguf")
     prompt = random_tokens(9, EXACT[name].vocab, seed=2)

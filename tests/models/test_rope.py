@@ -40,16 +40,6 @@ def test_yarn_keeps_fast_pairs_and_slows_down_slow_ones() -> None:
     assert Rope(base=10000.0, dim=32, kind="yarn", factor=0.5, original=1024).scale == 1.0
 
 
-def test_llama_3_likewise_by_turns() -> None:
-    rope = Rope(base=10000.0, dim=32, kind="llama3", factor=8.0, original=1024)
-    got = [f / plain for f, plain in zip(rope.frequencies(4096), PLAIN, strict=True)]
-    turns = [1024 * f / (2 * math.pi) for f in PLAIN]
-    kept = [min(1.0, max(0.0, (t - 1) / 3)) for t in turns]
-    assert got == pytest.approx([k + (1 - k) / 8 for k in kept])
-    assert got[0] == 1.0
-    assert got[-1] == 0.125
-
-
 def test_long_rope_grows_louder_with_its_factor() -> None:
     rope = Rope(base=10000.0, dim=32, kind="longrope", factor=32.0, original=4096)
     assert rope.scale == math.sqrt(1 + 5 / 12)

@@ -74,6 +74,17 @@ GEOMETRIES |= {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "experts": TinyModel(
+        kind=K.Q4_1,
+        kinds={"ffn_gate_inp": K.F32},
+        architecture="qwen3moe",
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        width=64,
+        hidden=96,
+        experts=7,
+    ),
     "phi3": TinyModel(
         kind=K.Q8_0,
         architecture="phi3",

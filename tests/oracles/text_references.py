@@ -1,4 +1,4 @@
-"""Reference tokenizers: llama.cpp's server, transformers and sentencepiece, each asked for token ids."""
+"""References for text: llama.cpp's server, transformers and sentencepiece, each asked for token ids."""
 
 from __future__ import annotations
 
@@ -70,6 +70,13 @@ class LlamaServer:
         ids: list[int] = self.ask("/tokenize", body)["tokens"]
         return ids
 
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The likeliest continuation of these ids, shorter than `count` if the model ends it."""
+        body = {"prompt": list(prompt), "n_predict": count, "temperature": 0.0, "top_k": 1}
+        reply = self.ask("/completion", {**body, "cache_prompt": False, "return_tokens": True})
+        ids: list[int] = reply["tokens"]
+        return ids
+
     def healthy(self) -> bool:
         try:
             with urllib.request.urlopen(self._url + "/health", timeout=5):
@@ -79,8 +86,8 @@ class LlamaServer:
 
 
 @contextmanager
-def llama_server(model: Path) -> Iterator[LlamaServer]:
-    """Run llama-server on a model for as long as the context lasts."""
+def llama_server(model: Path, context: int = 64) -> Iterator[LlamaServer]:
+    """Run llama-server on a model, for texts up to `context` tokens, for as long as the block lasts."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -91,7 +98,7 @@ def llama_server(model: Path) -> Iterator[LlamaServer]:
         "--port",
         str(port),
         "-c",
-        "64",
+        str(context),
         "-t",
         "1",
     ]

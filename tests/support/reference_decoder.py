@@ -147,10 +147,6 @@ class ReferenceDecoder:
             low, high = max(np.floor(edges[0]), 0), min(np.ceil(edges[1]), size - 1)
             slow = np.clip((np.arange(size // 2) - low) / max(high - low, 0.001), 0, 1)
             speed = speed * (1 - slow) + speed / factor * slow
-        if kind == "llama3":
-            turns = original * speed / (2 * np.pi)
-            low, high = (self._key(f"rope.scaling.{name}_freq_factor") for name in ("low", "high"))
-            speed = np.interp(turns, [low, high], [1 / factor, 1]) * speed
         own = 1 + 0.1 * np.log(factor) if kind == "yarn" else 1.0
         return np.outer(np.arange(n), speed), own * self._key("rope.scaling.attn_factor", 1.0)
 

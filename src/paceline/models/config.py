@@ -1,8 +1,7 @@
 """What a decoder's metadata says, checked. One reader for all architectures.
 
 A key that changes the mathematics and is not known here is refused by name: a model that runs must run
-as its authors computed it. Keys are those of GGUF files; `low_freq_factor`, `high_freq_factor` and the rope
-scaling types "dynamic" and "llama3" are what they lack.
+as its authors computed it. Keys are those of GGUF files, which only lack the rope scaling type "dynamic".
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ _READ = {
     "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
     "rope.scaling.finetuned", "rope.scaling.attn_factor",
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    "rope.scaling.low_freq_factor", "rope.scaling.high_freq_factor",
     "expert_count", "expert_used_count", "expert_feed_forward_length", "expert_weights_norm",
 }  # fmt: skip
 
@@ -239,14 +237,11 @@ def _rope(keys: _Keys, head_dim: int, context: int) -> Rope:
         original=original,
         beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
-        high_freq_factor=keys.positive("rope.scaling.high_freq_factor", 4.0),
-        low_freq_factor=keys.positive("rope.scaling.low_freq_factor", 1.0),
     )
-    if rope.base <= 1 or rope.high_freq_factor <= rope.low_freq_factor or (kind != "none" and original < 2):
+    if rope.base <= 1 or (kind != "none" and original < 2):
         raise ModelFileError(
-            f"rope with base {rope.base:g}, first trained on {original} positions, bounds "
-            f"{rope.low_freq_factor:g} and {rope.high_freq_factor:g}",
-            "base and positions must be above 1, the bounds ascending; the file is damaged",
+            f"rope with base {rope.base:g}, first trained on {original} positions",
+            "both must be above 1; the file is damaged",
         )
     if "rope.scaling.attn_factor" not in keys:
         return rope

@@ -62,6 +62,7 @@ class Layers:
         self.k, self.v = program.buffer(self.kv_width), program.buffer(self.kv_width)
         self.normed, self.attended = program.acts(config.width), program.acts(self.inner)
         self.activated = program.acts(config.hidden)
+        self.mixture, self.scores = self._mixture()
         self.side = program.buffer(config.width) if self.family.post_norms else -1
         self._context = context
         self.turn()
@@ -123,8 +124,11 @@ class Layers:
         )
 
     def feed_forward(self, layer: int) -> None:
-        """Record x += down(activation(gate(...)) * up(...)) of one layer."""
+        """Record x += down(activation(gate(...)) * up(...)) of one layer, or its mixture of experts."""
         name = f"blk.{layer}."
+        if self.tensors.has(name + "ffn_gate_inp.weight"):
+            self._experts(name)
+            return
         self.norm(name + "ffn_norm", self.normed)
         size, width = self.config.hidden, self.config.width
         if self.family.fused:
@@ -134,6 +138,36 @@ class Layers:
             up = self.tensors.matrix(name + "ffn_up.weight", size, width)
         self.program.gated(self.normed, gate, up, self.activated, self.family.gelu)
         self._add(self.activated, name + "ffn_down", size, name + "post_ffw_norm")
+
+    def _mixture(self) -> tuple[int, int]:
+        """Handles of the room for experts and of their scores."""
+        experts = self.config.experts
+        if experts is None:
+            return -1, -1
+        mixture = self.program.mixture(
+            experts=experts.count,
+            used=experts.used,
+            normalised=experts.normalised,
+            width=self.config.width,
+            hidden=experts.hidden,
+        )
+        return mixture, self.program.buffer(experts.count)
+
+    def _experts(self, name: str) -> None:
+        """Record the router, and that those it chooses are added to x."""
+        experts, width, eps = self.config.experts, self.config.width, self.config.norm_eps
+        if experts is None:
+            raise ModelFileError(f"{name}ffn_gate_inp.weight routes to no experts", "the file is damaged")
+        gamma = self.tensors.vector(name + "ffn_norm.weight", width)
+        self.program.norm(self.x, gamma, eps, self.normed)
+        router = self.tensors.matrix(name + "ffn_gate_inp.weight", experts.count, width)
+        self.program.linear(self.normed, [router], [-1], [self.scores])
+        gate, up = (
+            self.tensors.experts(f"{name}ffn_{part}_exps.weight", experts.count, experts.hidden, width)
+            for part in ("gate", "up")
+        )
+        down = self.tensors.experts(name + "ffn_down_exps.weight", experts.count, width, experts.hidden)
+        self.program.experts(self.mixture, self.scores, self.x, gamma, eps, gate, up, down)
 
     def _projections(self, name: str, width: int) -> tuple[list[int], list[int]]:
         """Weights and biases of query, key and value."""

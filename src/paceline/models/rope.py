@@ -23,7 +23,6 @@ class Rope:
         magnitude: what cosines and sines are multiplied by; None means what the variant prescribes.
         beta_fast, beta_slow: YaRN: pairs that turn more often than this within `original` keep their speed,
             those that turn less often slow down by the whole factor.
-        high_freq_factor, low_freq_factor: the same two bounds in Llama 3.
     """
 
     base: float
@@ -34,8 +33,6 @@ class Rope:
     magnitude: float | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    high_freq_factor: float = 4.0
-    low_freq_factor: float = 1.0
 
     def frequencies(self, context: int, divisors: Sequence[float] | None = None) -> list[float]:
         """Angle per position of each turning pair [dim / 2].
@@ -92,22 +89,11 @@ def _yarn(rope: Rope, plain: list[float]) -> list[float]:
     return out
 
 
-def _llama3(rope: Rope, plain: list[float]) -> list[float]:
-    out = []
-    for f in plain:
-        turns = rope.original * f / (2 * math.pi)
-        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        kept = min(max(kept, 0.0), 1.0)
-        out.append(f / rope.factor * (1.0 - kept) + f * kept)
-    return out
-
-
 VARIANTS: dict[str, Callable[[Rope, list[float]], list[float]] | None] = {
     "none": None,
     "linear": _linear,
     "dynamic": None,
     "yarn": _yarn,
     "longrope": None,
-    "llama3": _llama3,
 }
-"""By name: what becomes of the frequencies. LongRoPE (arXiv:2402.13753) comes as divisors."""
+"""By name: what becomes of the frequencies. Llama 3's and LongRoPE (arXiv:2402.13753) come as divisors."""

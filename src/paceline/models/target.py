@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -251,10 +252,13 @@ def memory_needs(file: Source, config: DecoderConfig) -> MemoryNeeds:
     for info in file.tensors.values():
         if info.name == "token_embd.weight" and "output.weight" in file.tensors:
             continue
-        matrix = len(info.shape) == 2 and info.shape[1] % 32 == 0
-        weights += packed_bytes(int(info.type), *info.shape) if matrix else info.nbytes
+        *rows, cols = info.shape
+        matrix = rows and cols % 32 == 0
+        weights += packed_bytes(int(info.type), math.prod(rows), cols) if matrix else info.nbytes
     inner, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     workspace = MAX_ROWS * 4 * (2 * config.width + 3 * inner + 2 * kv_width + config.hidden)
+    if config.experts is not None:
+        workspace += MAX_ROWS * config.experts.used * (6 * config.width + 2 * config.experts.hidden)
     return MemoryNeeds(weights, workspace, _cache_bytes(config))
 
 

@@ -48,6 +48,14 @@ class Tensors:
         self._packed[name] = handles
         return handles
 
+    def experts(self, name: str, count: int, rows: int, cols: int) -> int:
+        """Repack the matrices [count, rows, cols] of all experts as one; returns its handle."""
+        self._expect(name, (count, rows, cols))
+        kind, data = int(self.file.tensors[name].type), self.file.data(name)
+        handle = self._repack(name, kind, data, count * rows, cols)
+        self.file.release(name)
+        return handle
+
     def embed(self, name: str, rows: int, cols: int, out: int, scale: float = 1.0) -> None:
         """Record the look-up of embedding rows [rows, cols], times `scale`; they stay in the mapped file."""
         self._expect(name, (rows, cols))
