@@ -25,6 +25,26 @@ _NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+_GEMMA_NAMES = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_KINDS = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3moe": "Qwen3Moe",
+    "phi3": "Phi3",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
 }
 LLAMA_3 = {
     "rope_type": "llama3",
@@ -40,22 +60,19 @@ class TransformersModel:
     """A GGUF decoder run by transformers.
 
     Args:
-        rope: scaling parameters as transformers spells them; None means what the file's metadata says of
-            linear scaling.
+        rope: scaling parameters as transformers spells them; None means what the file's metadata says.
     """
 
     def __init__(self, path: Path, rope: dict[str, Any] | None = None) -> None:
         import torch
 
         with GGUFFile.open(path) as file:
-            config = _config(file, rope)
+            kind = _kind(file)
+            config = _config(kind, file, rope)
             weights = {
-                _name(name): torch.from_numpy(_values(file, name, config))
-                for name in file.tensors
-                if name != "rope_freqs.weight"
+                name: torch.from_numpy(values) for name, values in _weights(kind, file, config).items()
             }
-        kind = _classes()[str(file.metadata["general.architecture"])][1]
-        self.model = kind(config).to(torch.float32).eval()
+        self.model = _transformers(f"{_KINDS[kind]}ForCausalLM")(config).to(torch.float32).eval()
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         assert set(missing) - tied == set()
@@ -98,55 +115,126 @@ def llama_3_factors(head_dim: int, base: float) -> tuple[float, ...]:
     return tuple(float(f) for f in plain / scaled.numpy())
 
 
-def _classes() -> dict[str, tuple[Any, Any]]:
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+def _transformers(name: str) -> Any:
+    import transformers
 
-    return {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+    return getattr(transformers, name)
 
 
-def _config(file: GGUFFile, rope: dict[str, Any] | None) -> Any:
-    architecture = str(file.metadata["general.architecture"])
+def _kind(file: GGUFFile) -> str:
+    """The key of `_KINDS`; Mistral's files say llama."""
+    name = str(file.metadata["general.architecture"])
+    return "mistral" if name == "llama" and "llama.attention.sliding_window" in file.metadata else name
 
-    def key(name: str, default: Any = None) -> Any:
-        return file.metadata.get(f"{architecture}.{name}", default)
 
-    heads = key("attention.head_count")
-    if rope is None and key("rope.scaling.type") == "linear":
-        rope = {"rope_type": "linear", "factor": key("rope.scaling.factor")}
-    return _classes()[architecture][0](
+def _config(kind: str, file: GGUFFile, rope: dict[str, Any] | None) -> Any:
+    key = _keys(file)
+    heads, layers = key("attention.head_count"), key("block_count")
+    head_dim = key("attention.key_length", key("embedding_length") // heads)
+    window = key("attention.sliding_window")
+    types = {"gemma2": 2, "gemma3": 6}
+    own: dict[str, Any] = {}
+    if kind in types:
+        full = [(i + 1) % types[kind] == 0 for i in range(layers)]
+        own = {
+            "layer_types": ["full_attention" if f else "sliding_attention" for f in full],
+            "query_pre_attn_scalar": head_dim,
+            "attn_logit_softcapping": key("attn_logit_softcapping"),
+            "final_logit_softcapping": key("final_logit_softcapping"),
+        }
+    if kind in types or kind in ("mistral", "phi3"):
+        own["sliding_window"] = window
+    if kind == "phi3":
+        own["original_max_position_embeddings"] = key("rope.scaling.original_context_length")
+    if kind == "qwen3moe":
+        own |= {
+            "num_experts": key("expert_count"),
+            "num_experts_per_tok": key("expert_used_count"),
+            "moe_intermediate_size": key("feed_forward_length"),
+            "norm_topk_prob": key("expert_weights_norm", True),
+        }
+    dynamic = key("rope.scaling.type") == "dynamic"
+    return _transformers(f"{_KINDS[kind]}{'Text' if kind == 'gemma3' else ''}Config")(
         vocab_size=file.tensors["token_embd.weight"].shape[0],
         hidden_size=key("embedding_length"),
         intermediate_size=key("feed_forward_length"),
-        num_hidden_layers=key("block_count"),
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=key("attention.head_count_kv", heads),
-        head_dim=key("attention.key_length", key("embedding_length") // heads),
-        max_position_embeddings=key("context_length"),
+        head_dim=head_dim,
+        max_position_embeddings=key("rope.scaling.original_context_length" if dynamic else "context_length"),
         rms_norm_eps=key("attention.layer_norm_rms_epsilon"),
-        rope_parameters={
-            "rope_theta": key("rope.freq_base", 10000.0),
-            **(rope or {"rope_type": "default"}),
-        },
+        rope_parameters=_rope(kind, file, head_dim, rope),
         tie_word_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_output.bias" in file.tensors,
         bos_token_id=None,
         eos_token_id=None,
+        pad_token_id=None,
+        attn_implementation="eager",
+        **own,
     )
 
 
-def _name(name: str) -> str:
-    *layer, part, kind = name.split(".")
-    prefix = f"model.layers.{layer[1]}." if layer else ""
-    return f"{prefix}{_NAMES[part]}.{kind}"
+def _keys(file: GGUFFile) -> Any:
+    def key(name: str, default: Any = None) -> Any:
+        return file.metadata.get(f"{file.metadata['general.architecture']}.{name}", default)
+
+    return key
 
 
-def _values(file: GGUFFile, name: str, config: Any) -> Floats:
+def _rope(kind: str, file: GGUFFile, head_dim: int, given: dict[str, Any] | None) -> dict[str, Any]:
+    key = _keys(file)
+    found: dict[str, Any] = {"rope_type": key("rope.scaling.type", "default")}
+    if "rope_factors_long.weight" in file.tensors:
+        short, long = (_floats(file, f"rope_factors_{name}.weight").tolist() for name in ("short", "long"))
+        found = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
+    found |= {
+        ours: key(f"rope.scaling.{name}") for name, ours in names.items() if key(f"rope.scaling.{name}")
+    }
+    if (magnitude := key("rope.scaling.attn_factor")) is not None:
+        own = 1 + 0.1 * np.log(found["factor"]) if found["rope_type"] == "yarn" else 1.0
+        found["attention_factor"] = float(own * magnitude)
+    rope = {"rope_theta": key("rope.freq_base", 10000.0), **(given or found)}
+    if (turning := key("rope.dimension_count", head_dim)) != head_dim:
+        rope["partial_rotary_factor"] = turning / head_dim
+    if kind != "gemma3":
+        return rope
+    local = {"rope_type": "default", "rope_theta": 10000.0}
+    return {"full_attention": rope, "sliding_attention": local}
+
+
+def _weights(kind: str, file: GGUFFile, config: Any) -> dict[str, Floats]:
+    """What transformers calls the tensors, in its layout."""
+    gemma, out = kind.startswith("gemma"), {}
+    names = {**_NAMES, **(_GEMMA_NAMES if gemma else {})}
+    if kind == "phi3":
+        names["ffn_up"] = "mlp.gate_up_proj"
+    for name in file.tensors:
+        *layer, part, end = name.split(".")
+        prefix = f"model.layers.{layer[1]}." if layer else ""
+        if part.startswith("rope_") or part == "ffn_up_exps":
+            continue
+        values = _floats(file, name)
+        if part == "ffn_gate_exps":
+            ups = _floats(file, name.replace("gate", "up"))
+            out[prefix + "mlp.experts.gate_up_proj"] = np.concatenate([values, ups], axis=1)
+            continue
+        if gemma and part.endswith("norm"):
+            values = values - 1
+        if part in ("attn_q", "attn_k") and file.metadata["general.architecture"] == "llama":
+            heads = config.num_attention_heads if part == "attn_q" else config.num_key_value_heads
+            values = _halves(values, heads)
+        out[prefix + names[part] + ("" if part.endswith("exps") else f".{end}")] = values
+    return out
+
+
+def _halves(values: Floats, heads: int) -> Floats:
+    """Converters reorder each head's rows from halves to neighbouring pairs; this turns them back."""
+    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape).copy()
+
+
+def _floats(file: GGUFFile, name: str) -> Floats:
     info = file.tensors[name]
-    values = dequantize(info.type, file.data(name), info.shape)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(
-        name.split(".")[-2]
-    )
-    if heads is None or file.metadata["general.architecture"] != "llama":
-        return values
-    # Converters reorder each head's rows from halves to neighbouring pairs; this turns them back.
-    return values.reshape(heads, -1, 2, info.shape[1]).swapaxes(1, 2).reshape(info.shape).copy()
+    return dequantize(info.type, file.data(name), info.shape)

@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,21 +21,79 @@ from oracles.record_models import GREEDY, prompts
 from paceline.models.target import NativeTarget
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf import GGUFFile
-from support.passes import random_tokens, run_in_chunks, table_of
+from support.passes import greedy, random_tokens, run_in_chunks, table_of
 from support.reference_decoder import ReferenceDecoder
 from support.tiny_models import TinyModel
 
 pytestmark = pytest.mark.oracle
 
+
+def scaling(kind: str, factor: float, original: int | None = None) -> dict[str, Any]:
+    keys = {"rope.scaling.type": kind, "rope.scaling.factor": factor}
+    return keys if original is None else {**keys, "rope.scaling.original_context_length": original}
+
+
 TINY = {
     "llama": TinyModel(heads=4, kv_heads=2, head_dim=32, width=128, hidden=160),
     "llama, untied": TinyModel(heads=4, kv_heads=2, head_dim=16, width=64, tied=False),
     "llama, heads wider than the model": TinyModel(heads=4, kv_heads=2, head_dim=64, width=96),
-    "llama, linear scaling": TinyModel(
-        head_dim=32, width=64, scaling={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    "llama, linear scaling": TinyModel(head_dim=32, width=64, scaling=scaling("linear", 4.0)),
+    "llama, dynamic scaling": TinyModel(head_dim=32, width=64, scaling=scaling("dynamic", 4.0, 128)),
+    "llama, yarn": TinyModel(head_dim=64, width=128, scaling=scaling("yarn", 8.0, 64)),
+    "mistral": TinyModel(
+        heads=4, kv_heads=2, head_dim=32, width=128, scaling={"attention.sliding_window": 50}
     ),
     "qwen2": TinyModel(
         architecture="qwen2", biases=True, heads=7, kv_heads=1, head_dim=32, width=224, rope_base=1e6
+    ),
+    "qwen2, yarn": TinyModel(
+        architecture="qwen2",
+        biases=True,
+        head_dim=64,
+        width=128,
+        scaling={**scaling("yarn", 4.0, 128), "rope.scaling.attn_factor": 0.8},
+    ),
+    "qwen3": TinyModel(architecture="qwen3", heads=4, kv_heads=2, head_dim=64, width=128, rope_base=1e6),
+    "qwen3moe": TinyModel(architecture="qwen3moe", heads=4, kv_heads=2, head_dim=32, width=128, experts=6),
+    "qwen3moe, shares as they are": TinyModel(
+        architecture="qwen3moe", head_dim=32, width=64, experts=4, scaling={"expert_weights_norm": False}
+    ),
+    "phi3": TinyModel(architecture="phi3", heads=4, kv_heads=2, head_dim=32, width=128),
+    "phi3, long rope": TinyModel(
+        architecture="phi3",
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        width=128,
+        long_factors=tuple(1.0 + i / 2 for i in range(12)),
+        scaling={
+            "rope.dimension_count": 24,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.attn_factor": 1.19,
+            "attention.sliding_window": 70,
+        },
+    ),
+    "gemma2": TinyModel(
+        architecture="gemma2",
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        width=128,
+        layers=4,
+        scaling={
+            "attention.sliding_window": 50,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "gemma3": TinyModel(
+        architecture="gemma3",
+        heads=4,
+        head_dim=64,
+        width=128,
+        layers=7,
+        rope_base=1e6,
+        scaling={"attention.sliding_window": 50, **scaling("linear", 8.0)},
     ),
 }
 
@@ -57,15 +116,16 @@ def test_llama_3_scaling(tmp_path: Path) -> None:
 
 def _compare(path: Path, reference: TransformersModel, vocab: int) -> None:
     """Both our kernels and the tests' own reference decoder."""
-    tokens = random_tokens(200, vocab)
+    tokens = random_tokens(300, vocab)
     expected = reference.logits(tokens)
     assert expected.std() > 0.3
     assert np.abs(ReferenceDecoder(path).logits(tokens) - expected).max() < 1e-4
-    target = NativeTarget.load(GGUFFile.open(path), threads=2)
+    target = NativeTarget.load(GGUFFile.open(path), threads=2, max_model_len=len(tokens))
     got = run_in_chunks(target, tokens, [150, 1, 8], table_of(target))
     # The cache holds keys and values in half precision, which is most of the distance.
     assert np.abs(got - expected).max() < 5e-3
     assert np.sqrt(np.mean((got - expected) ** 2)) < 1e-3
+    assert greedy(target, tokens[:200], 24) == reference.greedy(tokens[:200], 24)
 
 
 def test_recorded_texts_are_those_of_transformers(smollm2_path: Path) -> None:
