@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +16,9 @@ from paceline.weights.quants import TensorType
 from support.passes import greedy, random_tokens, run_in_chunks, table_of
 from support.reference_decoder import ReferenceDecoder
 from support.tiny_models import TinyModel
+from support.zoo import scaling
 
 K = TensorType
-
-
-def scaling(kind: str, factor: float, original: int | None = None) -> dict[str, Any]:
-    keys = {"rope.scaling.type": kind, "rope.scaling.factor": factor}
-    return keys if original is None else {**keys, "rope.scaling.original_context_length": original}
-
 
 EXACT = {
     "one head": TinyModel(),

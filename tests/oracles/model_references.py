@@ -145,7 +145,8 @@ def _config(kind: str, file: GGUFFile, rope: dict[str, Any] | None) -> Any:
     if kind in types or kind in ("mistral", "phi3"):
         own["sliding_window"] = window
     if kind == "phi3":
-        own["original_max_position_embeddings"] = key("rope.scaling.original_context_length")
+        original = key("rope.scaling.original_context_length", key("context_length"))
+        own["original_max_position_embeddings"] = original
     if kind == "qwen3moe":
         own |= {
             "num_experts": key("expert_count"),

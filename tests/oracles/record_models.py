@@ -1,23 +1,28 @@
-"""Records greedy texts of the demo model that transformers in float32 and our kernels agree on.
+"""Records what transformers in float32 computes: greedy texts of the demo model, and values of tiny models.
 
     PYTHONPATH=tests python -m oracles.record_models
 
-Run in the oracle environment. A text ends where they part: int8 activations decide near ties the other way.
+Run in the oracle environment. The demo model's texts end where our kernels part from them: int8 activations
+decide near ties the other way.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from oracles.model_references import TransformersModel
 from paceline.models.target import NativeTarget
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights import hub
 from paceline.weights.gguf import GGUFFile
-from support.passes import greedy
+from support.passes import greedy, random_tokens
+from support.zoo import LENGTH, ZOO
 
 GREEDY = Path(__file__).parents[1] / "models" / "recorded" / "smollm2_greedy.json"
+TINY = GREEDY.with_name("tiny_models.json")
 COUNT = 48
 
 
@@ -41,6 +46,12 @@ def prompts() -> dict[str, str]:
 
 
 def main() -> None:
+    _write(GREEDY, demo_model())
+    _write(TINY, tiny_models())
+
+
+def demo_model() -> dict[str, Any]:
+    """Prompts and outputs by name of prompt."""
     path = hub.resolve("smollm2")
     file = GGUFFile.open(path)
     tokenizer = Tokenizer.from_gguf(file.metadata)
@@ -53,9 +64,25 @@ def main() -> None:
         agreed = next((i for i in range(COUNT) if ours[i] != theirs[i]), COUNT)
         if agreed:
             recorded[name] = {"prompt": ids, "output": ours[:agreed]}
-    GREEDY.parent.mkdir(exist_ok=True)
+    return recorded
+
+
+def tiny_models() -> dict[str, Any]:
+    """The logits after a text, and how it goes on, by name of model."""
+    recorded = {}
+    for name, model in ZOO.items():
+        with TemporaryDirectory() as folder:
+            reference = TransformersModel(model.write(Path(folder) / "model.gguf"))
+        tokens = random_tokens(LENGTH, model.vocab)
+        logits = [round(float(logit), 5) for logit in reference.logits(tokens)[-1]]
+        recorded[name] = {"logits": logits, "greedy": reference.greedy(tokens, 24)}
+    return recorded
+
+
+def _write(path: Path, recorded: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
     lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in recorded.items()]
-    GREEDY.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
