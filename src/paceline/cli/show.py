@@ -1,4 +1,4 @@
-"""`paceline show FILE`"""
+"""`paceline show MODEL`"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _lines(d: Description) -> list[tuple[str, str]]:
         ("weights", f"{total / 1e6:.1f} MB, {d.bits_per_weight:.2f} bits each: {types}"),
         ("shape", f"{d.layers} layers of width {d.width}, {d.heads} heads, {d.kv_heads} for keys and values"),
         ("context", f"{d.context_length} tokens, {d.kv_bytes_per_token} bytes of KV cache each"),
-        ("tokenizer", f"{d.tokenizer} {d.pre_tokenizer}, {d.vocabulary} tokens".replace("  ", " ")),
+        ("tokenizer", f"{f'{d.tokenizer} {d.pre_tokenizer}'.strip()}, {d.vocabulary} tokens"),
         (
             "template",
             f"{len(d.chat_template)} characters (--template prints it)" if d.chat_template else "none",

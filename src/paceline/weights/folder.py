@@ -140,12 +140,12 @@ class Folder:
 
     def _quantized(self, name: str, recipe: Recipe) -> Bytes:
         *_, rows, cols = recipe.shape
-        return np.concatenate(
-            [
-                quantize(name, rows, cols, self._reader(recipe, i, rows, cols), self._rounded[name])
-                for i in range(len(recipe.parts))
-            ]
-        )
+        kind = self._rounded[name]
+        parts = [
+            quantize(name, rows, cols, self._reader(recipe, i, rows, cols), kind)
+            for i in range(len(recipe.parts))
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _reader(self, recipe: Recipe, index: int, rows: int, cols: int) -> Callable[[int, int], Floats]:
         name = recipe.parts[index]
