@@ -97,7 +97,8 @@ def _load(
 
     with open_model(hub.resolve(model), quantize) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
-        target = NativeTarget.load(file, threads=threads or host.threads, max_model_len=max_model_len)
+        threads = host.threads if threads is None else threads
+        target = NativeTarget.load(file, threads=threads, max_model_len=max_model_len)
         file.forget_arrays()
     if target.context_limit < LEAST_CONTEXT:
         raise UsageError(

@@ -51,6 +51,9 @@ _FIRST_HOPE = 0.6
 
 _HOPE_RATE, _HOPE_RATE_OF_ALL = 0.1, 0.02
 
+_OPTIMISM = 0.1
+"""A new text may suit the draft model better than most: so much better, until it shows."""
+
 _FIRST_LENGTH = 128.0
 """Tokens of a response before any was seen."""
 
@@ -217,7 +220,8 @@ class ModelDrafter:
     def _new_seat(self, context: Context) -> _Seat:
         spelling = TextSpelling(self._translator) if self._telling else TokenSpelling(self._translator)
         sampler = request_sampler(context, self._choices.size, self._ends)
-        return _Seat(spelling, sampler, self._hope, Track(), Luck(), Offer())
+        hope = min(0.98, self._hope + _OPTIMISM)
+        return _Seat(spelling, sampler, hope, Track(), Luck(), Offer())
 
     def _follow(self, seat: _Seat, context: Context) -> None:
         """Learn what became of the last guesses, and take in what was written."""
