@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from paceline.core import ROOT, Context, Draft, Drafter, Outcome
 from paceline.drafters import registry
 from support.draft_models import draft_model
+from support.self_hearing import Hearing
 from support.stub_target import RandomRule
 
 VOCAB = 50
@@ -25,8 +26,10 @@ ALONE = {"suffix": {"max_tokens": 0}}
 
 def make(name: str, *, alone: bool = False) -> Drafter:
     options = ALONE.get(name, {}) if alone else {}
-    if "host" in registry.REGISTRY[name].shared:
+    if name == "model":
         return draft_model(RandomRule(VOCAB, seed=4), target_vocab=VOCAB)
+    if "host" in registry.REGISTRY[name].shared:
+        return Hearing(name, VOCAB)
     return registry.create({"method": name, **options}, vocab_size=VOCAB, identity="test")
 
 
@@ -87,7 +90,10 @@ def check(draft: Draft, name: str, budget: int) -> None:
 
 names = pytest.mark.parametrize("name", registry.names())
 lookups = pytest.mark.parametrize("name", [n for n in registry.names() if n != "model"])
-copiers = pytest.mark.parametrize("name", [n for n in registry.names() if n not in ("grammar", "model")])
+copiers = pytest.mark.parametrize(
+    "name",
+    [n for n, row in registry.REGISTRY.items() if n != "grammar" and "host" not in row.shared],
+)
 """Those that guess from text; what a constraint forces has nothing to do with it."""
 
 texts = st.lists(st.integers(0, 4), max_size=60)

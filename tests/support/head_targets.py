@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core import Context, Drafter, Floats
+from paceline.core import Context, Drafter, Floats, SamplingParams
 from paceline.drafters.head_loading import load_head
 from paceline.drafters.loading import Host
 from paceline.models.target import NativeTarget
@@ -57,10 +57,48 @@ def states_of(target: NativeTarget, tokens: Sequence[int], layers: Sequence[int]
     return found
 
 
-def heard(drafter: Any, target: NativeTarget, tokens: Sequence[int], *, request: int = 0, **more: Any) -> Context:
+def heard(
+    drafter: Any, target: NativeTarget, tokens: Sequence[int], *, request: int = 0, **more: Any
+) -> Context:
     """A request whose text the drafter has heard, but for the last token."""
     context = Context(request, list(tokens), len(tokens), **more)
     states = states_of(target, tokens, drafter.layers)
     drafter.hear(context, 0, {layer: found[:-1] for layer, found in states.items()})
     drafter.commit(context, None)
     return context
+
+
+ON = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
+
+
+def watched(drafter: Any) -> list[Floats]:
+    """The logits of every wanted row of every pass from now on."""
+    seen: list[Floats] = []
+    run = drafter.head.run
+
+    def watch(*args: Any) -> Any:
+        result = run(*args)
+        seen.extend(result.logits.copy())
+        return result
+
+    drafter.head.run = watch
+    return seen
+
+
+def compare(drafter: Any, target: NativeTarget, reference: Any, length: int = 5) -> None:
+    """Hold guesses, and the logits that they were chosen by, to a reference."""
+    for seed, count in ((0, 2), (1, 3), (2, 40), (3, 100)):
+        tokens = tokens_of(seed, count)
+        context = heard(drafter, target, tokens, request=seed, params=ON)
+        taps = reference.tiny.taps
+        states = states_of(target, tokens, taps)
+        expected, logits = reference.chain(tokens, [states[tap][:-1] for tap in taps], length)
+        seen = watched(drafter)
+        draft = drafter.propose(context, length)
+        assert draft.tokens.tolist() == expected
+        for mine, theirs in zip(seen, logits, strict=True):
+            assert np.abs(mine - theirs).max() <= 2e-3 * np.abs(theirs).max()

@@ -98,7 +98,7 @@ class TinyHead:
 
     def _layer(self, at: str, wide: int, matrix: Any, norm: Any, *, first: bool) -> None:
         inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if self.kind == "eagle3" or not first:
+        if self.kind != "eagle" or not first:
             norm(at + "input_layernorm")
         if wide == 2:
             norm(at + "hidden_norm")
@@ -213,7 +213,7 @@ class ReferenceHead:
         return whole @ weights["fc.weight"].T
 
     def rows(self, tokens: Sequence[int], given: Array) -> tuple[Array, Array]:
-        """(logits [n, ids], what the next row starts from [n, width]) of rows that pair tokens with states."""
+        """(logits [n, ids], what the next row starts from [n, width]) of rows of tokens and states."""
         tiny, weights = self.tiny, self.weights
         embedded = self.embedding[np.asarray(tokens)]
         if tiny.kind == "eagle":
@@ -254,11 +254,7 @@ class ReferenceHead:
         for _ in range(length):
             found, made = self.rows(fed, given)
             logits.append(found[-1])
-            guesses.append(
-                int(self.tiny.kept[found[-1].argmax()])
-                if self.tiny.kind == "eagle3"
-                else int(found[-1].argmax())
-            )
+            guesses.append(int(self.tiny.kept[found[-1].argmax()]))
             fed, given = [*fed, guesses[-1]], np.concatenate([given, made[-1:]])
         return guesses, logits
 
@@ -266,13 +262,16 @@ class ReferenceHead:
         tiny, weights, n = self.tiny, self.weights, len(y)
 
         def heads(name: str, count: int) -> Array:
-            x = (y @ weights[f"{at}self_attn.{name}_proj.weight"].T).reshape(n, count, tiny.head_dim)
+            bias = weights.get(f"{at}self_attn.{name}_proj.bias", np.zeros(1))
+            x = (y @ weights[f"{at}self_attn.{name}_proj.weight"].T + bias).reshape(n, count, tiny.head_dim)
             norm = weights.get(f"{at}self_attn.{name}_norm.weight")
             return x if norm is None else rms(x, norm, 1e-5)
 
         q = rotated(heads("q", tiny.heads), self._base())
         k, v = rotated(heads("k", tiny.kv_heads), self._base()), heads("v", tiny.kv_heads)
-        k, v = (x.astype(np.float32).astype(np.float16).astype(np.float64) for x in (k, v))  # as they are filed
+        k, v = (
+            x.astype(np.float32).astype(np.float16).astype(np.float64) for x in (k, v)
+        )  # as they are filed
         k, v = (np.repeat(x, tiny.heads // tiny.kv_heads, axis=1) for x in (k, v))
         scores = np.einsum("ihd,jhd->hij", q, k) / math.sqrt(tiny.head_dim)
         scores[:, np.triu(np.ones((n, n), bool), 1)] = -np.inf

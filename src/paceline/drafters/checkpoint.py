@@ -162,6 +162,13 @@ class Checkpoint:
                 return self.settings[name]
         return default
 
+    def keep_layers(self, count: int) -> None:
+        """Forget the layers behind the first so many."""
+        for name in list(self.tensors):
+            match = re.match(r"blk\.(\d+)\.", name)
+            if match is not None and int(match[1]) >= count:
+                del self.tensors[name]
+
     def layer_count(self) -> int:
         """Decoder layers of the head."""
         found = {int(match[1]) for name in self.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
@@ -202,11 +209,12 @@ class Checkpoint:
         return wanted
 
 
-def open_checkpoint(path: str | Path, dtype: str = "auto") -> Checkpoint:
+def open_checkpoint(path: str | Path, dtype: str = "auto", kind: str | None = None) -> Checkpoint:
     """Open a folder of safetensors, one safetensors file with its config.json beside it, or a GGUF file.
 
     Args:
         dtype: a key of `DTYPES`.
+        kind: what is looked for, for errors.
 
     Raises:
         UsageError: there is no such dtype.
@@ -217,7 +225,7 @@ def open_checkpoint(path: str | Path, dtype: str = "auto") -> Checkpoint:
         raise UsageError(f"dtype of a drafter is {dtype!r}", suggest(str(dtype), list(DTYPES)))
     path = Path(path)
     if path.suffix == ".gguf":
-        return _open_gguf(path, dtype)
+        return _open_gguf(path, dtype, kind)
     if path.is_dir():
         shards, folder = open_shards(path), path
     else:
@@ -225,17 +233,25 @@ def open_checkpoint(path: str | Path, dtype: str = "auto") -> Checkpoint:
     settings = flatten(read_optional(folder / "config.json"))
     arrays, indices = _arrays(shards)
     shapes = {name: array.shape for name, array in arrays.items()}
-    kind = recognise(settings, shapes)
-    _refuse_kind(path, kind)
-    layout = _layout(settings, shapes, kind)
-    named, left = _renamed(arrays, kind, settings)
-    if left and kind != "mtp":
+    its = recognise(settings, shapes)
+    _refuse_kind(path, its, kind)
+    layout = _layout(settings, shapes, its)
+    named, left = _renamed(arrays, its, settings)
+    if left and its != "mtp":
         shown = ", ".join(map(repr, left[:3])) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
         raise UnsupportedModelError(
-            f"{path}: a drafter of kind {kind} with tensors that are not known here: {shown}",
+            f"{path}: a drafter of kind {its} with tensors that are not known here: {shown}",
             "without them it would draft badly; update Paceline or use another checkpoint",
         )
-    return Checkpoint(path, kind, layout, settings, named, indices, dtype)
+    return Checkpoint(path, its, layout, settings, named, indices, dtype)
+
+
+def _complete(path: Path, wanted: str | None) -> UnsupportedModelError:
+    """What to raise for a model without a head."""
+    hint = (
+        "leave mtp out, or give another file" if wanted == "mtp" else f"give it as model:{path}"
+    )
+    return UnsupportedModelError(f"{path} holds a complete model and no head that drafts for one", hint)
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,13 +314,11 @@ def _fused(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], f
     return "eagle3" if settings.get("draft_vocab_size") else ""
 
 
-def _refuse_kind(path: Path, kind: str) -> None:
+def _refuse_kind(path: Path, kind: str, wanted: str | None) -> None:
     if kind in KINDS:
         return
     if kind == "model":
-        raise UnsupportedModelError(
-            f"{path} holds a complete model and no head that drafts for one", f"give it as model:{path}"
-        )
+        raise _complete(path, wanted)
     what = _REFUSED.get(kind, f"drafters of kind {kind!r}" if kind else "")
     if not what:
         raise UnsupportedModelError(
@@ -455,7 +469,7 @@ def _reader(shard: SafetensorsFile, name: str) -> Callable[[], Bytes]:
     return lambda: shard.data(name)
 
 
-def _open_gguf(path: Path, dtype: str) -> Checkpoint:
+def _open_gguf(path: Path, dtype: str, wanted: str | None) -> Checkpoint:
     file = GGUFFile.open(path, indices=True)
     family = str(file.metadata.get("general.architecture", ""))
     settings = {
@@ -470,10 +484,7 @@ def _open_gguf(path: Path, dtype: str) -> Checkpoint:
     if settings.get("nextn_predict_layers"):
         kind, arrays = "mtp", _nextn(arrays, settings)
     if not kind:
-        raise UnsupportedModelError(
-            f"{path} holds a complete {family} model and no head that drafts for one",
-            f"give it as model:{path}",
-        )
+        raise _complete(path, wanted)
     found = Checkpoint(path, kind, "GGUF", settings, arrays, file.indices(), dtype)
     found.interleaved = family in ("eagle3", "llama")
     return found

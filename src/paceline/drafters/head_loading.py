@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from paceline.core import Drafter, Target
 from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
@@ -22,62 +23,70 @@ LOADERS = {
     "eagle": "paceline.drafters.eagle",
     "eagle3": "paceline.drafters.eagle",
     "mtp": "paceline.drafters.mtp",
+    "dflash": "paceline.drafters.dflash",
+    "dspark": "paceline.drafters.dflash",
 }
 """By kind: the module whose `load` makes a drafter of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """What a user may say about a head besides its path.
+    """What a user may say about a head besides its path; None leaves it to the checkpoint.
 
     Attributes:
-        layers: whose inputs it reads, in place of what its checkpoint says; None leaves it to that.
+        layers: whose inputs it reads.
         threads: None means as many as the target has.
+        hidden: of MTP heads: whether they read the target's states before ("pre") or after ("post") its final
+            norm.
+        chain: of MTP heads: the same of the states that they hand on.
+        sample_from_anchor: of block drafters: whether the anchor's slot of a block predicts too.
     """
 
     layers: tuple[int, ...] | None = None
     threads: int | None = None
+    hidden: str | None = None
+    chain: str | None = None
+    sample_from_anchor: bool | None = None
 
 
 Load = Callable[[Checkpoint, Host, HeadOptions], Drafter]
 
 
 def load_head(
-    host: Host,
-    model: str,
-    *,
-    kind: str | None = None,
-    dtype: str = "auto",
-    layers: tuple[int, ...] | None = None,
-    threads: int | None = None,
+    host: Host, model: str | None = None, *, kind: str | None = None, dtype: str = "auto", **options: Any
 ) -> Drafter:
     """Load a head, or find it loaded.
 
     Args:
-        model: path of a folder, of a .safetensors or a .gguf file, or org/name.
+        model: path of a folder, of a .safetensors or a .gguf file, or org/name; None means the target's own
+            files.
         kind: what it has to be; None takes whatever it is.
         dtype: what its matrices become; see `checkpoint.DTYPES`.
+        options: see `HeadOptions`.
 
     Raises:
         UsageError: it is of another kind, or the target has nothing to lend.
         ModelFileError, UnsupportedModelError, ResourceError: it cannot be had, read or run with this target.
     """
-    key = ("head", model, kind, dtype, layers, threads)
+    its = HeadOptions(**options)
+    key = ("head", model, kind, dtype, its)
     known: Drafter | None = host.models.get(key)
     if known is None:
-        known = host.models[key] = _load(host, model, kind, dtype, HeadOptions(layers, threads))
+        path = lender_of(host).lent.file.path if model is None else hub.resolve(model)
+        known = host.models[key] = _load(host, path, kind, dtype, its)
     return known
 
 
-def _load(host: Host, model: str, kind: str | None, dtype: str, options: HeadOptions) -> Drafter:
-    found = open_checkpoint(hub.resolve(model), dtype)
+def _load(host: Host, path: Path, kind: str | None, dtype: str, options: HeadOptions) -> Drafter:
+    found = open_checkpoint(path, dtype, kind)
     if kind is not None and found.kind != kind:
         raise UsageError(
-            f"{model} holds a drafter of kind {found.kind}, not {kind}", f"write {found.kind}:{model}"
+            f"{path} holds a drafter of kind {found.kind}, not {kind}", f"write {found.kind}:{path}"
         )
-    _log.info("%s", found.describe())
     load = cast(Load, import_module(LOADERS[found.kind]).load)
-    return load(found, host, options)
+    drafter = load(found, host, options)
+    _log.info("%s", found.describe())
+    return drafter
 
 
 def lender_of(host: Host) -> Lender:

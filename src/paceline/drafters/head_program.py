@@ -82,7 +82,7 @@ class HeadProgram:
     Args:
         lender: the target.
         threads: None means as many as the target has.
-        vocab: ids the head knows; None means the target's.
+        output: name of the matrix that makes logits, if the head has its own.
 
     Attributes:
         layers: to record decoder layers with.
@@ -95,7 +95,13 @@ class HeadProgram:
     max_rows = MAX_ROWS
 
     def __init__(
-        self, checkpoint: Checkpoint, config: DecoderConfig, lender: Lender, *, threads: int | None = None
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig,
+        lender: Lender,
+        *,
+        threads: int | None = None,
+        output: str = "output.weight",
     ) -> None:
         self.checkpoint = checkpoint
         self.config = config
@@ -108,11 +114,10 @@ class HeadProgram:
         self.layers = Layers(self.program, self.tensors, config, lender.context_limit)
         self.embedded = self.program.buffer(config.width)
         self.last = self.program.acts(config.width, wanted=True)
-        self.vocab_size = (
-            checkpoint.shape("output.weight")[0] if checkpoint.has("output.weight") else lender.vocab_size
-        )
+        self.vocab_size = checkpoint.shape(output)[0] if checkpoint.has(output) else lender.vocab_size
         self._taps: list[int] = []
         self._head: int | None = None
+        self._output = output
         self._features: Floats = np.zeros((0, 0), np.float32)
         self._hidden: Floats = np.zeros((0, 0), np.float32)
         self._logits: Floats = np.zeros((0, self.vocab_size), np.float32)
@@ -141,11 +146,11 @@ class HeadProgram:
         lent = self.lender.lent
         self.program.float_norm(source, self.program.vector(lent.final_norm), lent.config.norm_eps, out)
 
-    def output(self, name: str = "output.weight") -> None:
+    def output(self) -> None:
         """Record the logits of `last`: by the head's own matrix if it has one, else by the target's."""
         if self._head is None:
-            if self.checkpoint.has(name):
-                self._head = self.tensors.matrix(name, self.vocab_size, self.width)
+            if self.checkpoint.has(self._output):
+                self._head = self.tensors.matrix(self._output, self.vocab_size, self.width)
             else:
                 self.same_width("output matrix")
                 self._head = self.program.adopt(self.lender.lent.program, self.lender.lent.head)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core import Target
+from paceline.core import Drafter, Target
 from paceline.drafters.model import Costs, ModelDrafter
 from paceline.errors import UsageError, suggest
 from paceline.text.pairing import Mode, pair
@@ -56,6 +56,20 @@ def vocabulary(value: object) -> str:
         hint = suggest(str(value), list(_VOCABULARIES))
         raise UsageError(f"option vocabulary of model is {value!r}", hint)
     return value
+
+
+def head_dtype(value: object) -> str:
+    known = ["auto", "q8", "q4", "bf16", "f32"]
+    if not isinstance(value, str) or value not in known:
+        raise UsageError(f"option dtype of a head is {value!r}", suggest(str(value), known))
+    return value
+
+
+def load_head(host: Host, model: str | None = None, **options: Any) -> Drafter:
+    """Load a head, or find it loaded; see `head_loading.load_head`."""
+    from paceline.drafters import head_loading  # the native part loads only when a model does
+
+    return head_loading.load_head(host, model, **options)
 
 
 def load_model_drafter(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.core import Drafter, is_whole
 from paceline.drafters.grammar import GrammarDrafter
-from paceline.drafters.loading import Host, load_model_drafter, vocabulary
+from paceline.drafters.loading import Host, head_dtype, load_head, load_model_drafter, vocabulary
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.suffix import SuffixDrafter
@@ -27,7 +28,8 @@ class Row:
         aliases: names of the same method in other engines.
         shared: which of vocab_size, identity and host `build` takes. One that takes the host is a model,
             and built only when there is one.
-        first: the option that a value without a name is for, as in "name:VALUE"; it must be given.
+        first: the option that a value without a name is for, as in "name:VALUE".
+        given: whether that one must be given.
     """
 
     build: Callable[..., Drafter]
@@ -35,6 +37,7 @@ class Row:
     aliases: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     first: str = ""
+    given: bool = True
 
 
 def whole_number(value: Any) -> int:
@@ -46,6 +49,55 @@ def whole_number(value: Any) -> int:
 
 def path(value: Any) -> str:
     return os.fspath(Path(value))
+
+
+def layer_list(value: Any) -> tuple[int, ...]:
+    """Layers as a list, or as text: "2-12-21"."""
+    found = value.split("-") if isinstance(value, str) else value
+    return tuple(whole_number(one) for one in found)
+
+
+def norm_side(value: Any) -> str:
+    """Before or after a norm: "pre" or "post"."""
+    if value not in ("pre", "post"):
+        raise ValueError(value)
+    return str(value)
+
+
+def truth(value: Any) -> bool:
+    """True or false, also in words."""
+    if not isinstance(value, bool) and value not in ("true", "false"):
+        raise ValueError(value)
+    return value in (True, "true")
+
+
+_Options = Mapping[str, tuple[str, Callable[[Any], Any]]]
+
+_HEAD: _Options = {
+    "model": ("model", path),
+    "draft_model": ("model", path),
+    "dtype": ("dtype", head_dtype),
+    "threads": ("threads", whole_number),
+}
+"""Options of every head."""
+
+
+_BLOCK: _Options = {
+    "layers": ("layers", layer_list),
+    "sample_from_anchor": ("sample_from_anchor", truth),
+}
+"""Options of block drafters besides."""
+
+
+def _head(kind: str, *aliases: str, options: _Options | None = None, given: bool = True) -> Row:
+    """A row for heads of one kind.
+
+    Args:
+        options: besides those of every head.
+        given: whether a path must be given.
+    """
+    build = partial(load_head, kind=kind)
+    return Row(build, {**_HEAD, **(options or {})}, aliases, ("host",), "model", given)
 
 
 REGISTRY: dict[str, Row] = {
@@ -71,6 +123,16 @@ REGISTRY: dict[str, Row] = {
         ("host",),
         first="model",
     ),
+    "eagle": _head("eagle", "eagle1", "eagle2"),
+    "eagle3": _head("eagle3", options={"layers": ("layers", layer_list)}),
+    "mtp": _head(
+        "mtp",
+        *("nextn", "draft-mtp", "deepseek-mtp", "mimo-mtp", "glm4-moe-mtp", "qwen3-next-mtp", "qwen3-5-mtp"),
+        options={"hidden": ("hidden", norm_side), "chain": ("chain", norm_side)},
+        given=False,
+    ),
+    "dflash": _head("dflash", "draft-dflash", options=_BLOCK),
+    "dspark": _head("dspark", "draft-dspark", options=_BLOCK),
     "ngram": Row(
         NgramDrafter,
         {
@@ -128,6 +190,11 @@ def configure(
         name, options = _parse(spec)
         if "num_speculative_tokens" in options:
             length = _draft_length(options.pop("num_speculative_tokens"))
+        if name == "auto" and "model" in options:
+            its = _arguments(name, _HEAD, options)
+            options = {}
+            if host is not None:
+                drafters.append(load_head(host, **its))
         names = _AUTO if name == "auto" else (name,)
         if name == "off":
             raise UsageError("'off' cannot be combined with drafters", "give 'off' alone, or leave it out")
@@ -154,23 +221,29 @@ def create(spec: Spec, *, vocab_size: int, identity: str = "", host: Host | None
 def _build(spec: Spec, *, vocab_size: int, identity: str, host: Host | None) -> Drafter | None:
     name, options = _parse(spec)
     row = REGISTRY[_canonical(name)]
+    arguments = _arguments(name, row.options, options)
+    if row.first and row.given and row.first not in arguments:
+        raise UsageError(f"drafter {name!r} needs a {row.first}", f"write {name}:{row.first.upper()}")
+    if "host" in row.shared and host is None:
+        return None
+    offers = {"vocab_size": vocab_size, "identity": identity, "host": host}
+    return row.build(**arguments, **{key: offers[key] for key in row.shared})
+
+
+def _arguments(name: str, known: _Options, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments from a user's options."""
     arguments: dict[str, Any] = {}
     for key, value in options.items():
-        if key not in row.options:
-            raise UsageError(f"{name} has no option {key!r}", suggest(key, list(row.options)))
-        keyword, convert = row.options[key]
+        if key not in known:
+            raise UsageError(f"{name} has no option {key!r}", suggest(key, list(known)))
+        keyword, convert = known[key]
         try:
             arguments[keyword] = convert(value)
         except (TypeError, ValueError):
             raise UsageError(
                 f"option {key} of {name} is {value!r}", f"give a {convert.__name__.replace('_', ' ')}"
             ) from None
-    if row.first and row.first not in arguments:
-        raise UsageError(f"drafter {name!r} needs a {row.first}", f"write {name}:{row.first.upper()}")
-    if "host" in row.shared and host is None:
-        return None
-    offers = {"vocab_size": vocab_size, "identity": identity, "host": host}
-    return row.build(**arguments, **{key: offers[key] for key in row.shared})
+    return arguments
 
 
 def names() -> list[str]:
@@ -192,10 +265,14 @@ def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
             raise UsageError("a drafter given as a mapping needs 'method'", f"known: {', '.join(REGISTRY)}")
         return name, options
     name, _, rest = spec.partition(":")
-    row = REGISTRY.get(_canonical(name)) if rest and name not in ("auto", "off") else None
     pairs = [item.partition("=") for item in rest.split(",") if item]
-    if row is not None and row.first and pairs and pairs[0][0] not in row.options:
-        pairs[0] = (row.first, "=", "".join(pairs[0]))
+    if name == "auto":  # a head beside what needs none
+        if pairs and pairs[0][0] not in ("num_speculative_tokens", *_HEAD):
+            pairs[0] = ("model", "=", "".join(pairs[0]))
+    elif rest and name != "off":
+        row = REGISTRY[_canonical(name)]
+        if row.first and pairs and pairs[0][0] not in row.options:
+            pairs[0] = (row.first, "=", "".join(pairs[0]))
     for key, equals, _ in pairs:
         if not equals:
             raise UsageError(f"{spec!r} has {key!r} without a value", f"write {name}:{key}=VALUE")

@@ -161,7 +161,11 @@ class LLM:
         self._identity = "" if file is None else file.identity()
         self.default_params = SamplingParams() if file is None else default_sampling(file.metadata)
         self._host = Host(
-            tokenizer, target.vocab_size, getattr(target, "threads", None), measure=PassTime.measure
+            tokenizer,
+            target.vocab_size,
+            getattr(target, "threads", None),
+            measure=PassTime.measure,
+            target=target,
         )
         self._planners: dict[str, Planner] = {}
         self._dropped: deque[Planner] = deque()  # to be closed between steps
