@@ -134,7 +134,9 @@ class TinyHead:
         rng = np.random.default_rng(self.seed)
         found: dict[str, Array] = {}
         for name, shape in self.shapes().items():
-            if name.endswith("norm.weight"):
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                values = rng.uniform(0.7, 1.7, shape)
+            elif name.endswith("norm.weight"):
                 values = rng.uniform(0.5, 1.5, shape)
             elif name.endswith(".bias"):
                 values = rng.uniform(-0.5, 0.5, shape)

@@ -68,10 +68,7 @@ class Choices:
             index = int(self._index[token])
         else:
             index = int(values.argmax())
-        temperature = 1.0 if sampler.params.greedy else max(sampler.params.temperature, 1e-3)
-        scaled = (values - values.max()) / np.float32(temperature)
-        np.exp(scaled, out=scaled)
-        return index, float(scaled[index] / scaled.sum())
+        return index, _share(values, index, sampler)
 
     def pick_rival(
         self, values: Floats, index: int, sampler: Sampler, position: int
@@ -82,6 +79,24 @@ class Choices:
         """
         values[index] = -np.inf
         return self.pick(values, sampler, position) if np.isfinite(values.max()) else None
+
+
+def pick(row: Floats, sampler: Sampler, position: int) -> tuple[int, float]:
+    """The token that the request's sampler takes from logits under the target's ids, and its probability.
+
+    Raises:
+        RequestError, ModelFileError: nothing can be taken.
+    """
+    token = sampler.pick(row, int(row.argmax()), position)
+    return token, _share(row, token, sampler)
+
+
+def _share(values: Floats, index: int, sampler: Sampler) -> float:
+    """Probability at the request's temperature."""
+    temperature = 1.0 if sampler.params.greedy else max(sampler.params.temperature, 1e-3)
+    scaled = (values - values.max()) / np.float32(temperature)
+    np.exp(scaled, out=scaled)
+    return float(scaled[index] / scaled.sum())
 
 
 def request_sampler(context: Context, size: int, ends: frozenset[int]) -> Sampler:

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
-from paceline.core import ROOT, Context, Floats, Prices
+from paceline.core import ROOT, Context, Floats, Prices, Target
+from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.choice import pick
+from paceline.drafters.dflash_config import read_config
 from paceline.drafters.dflash_model import MAX_ROWS, Block, BlockModel
 from paceline.drafters.dspark import Chain, ChainHeads
-from paceline.drafters.head import Costs, Growth, HeadDrafter, Seat
+from paceline.drafters.head import Growth, HeadDrafter, Seat
+from paceline.drafters.head_loading import HeadOptions, lender_of
 from paceline.drafters.head_program import HeadProgram
+from paceline.drafters.loading import Host
+from paceline.drafters.model import Costs
 from paceline.drafters.offer import Offer
 from paceline.drafters.outlook import Hope, Outlook
 from paceline.errors import PacelineError, RequestError
@@ -31,6 +36,24 @@ _WAITING = 64
 
 _SURE = 2  # added to the kind of a guess whose chance a confidence head told
 _RATE = 0.1
+
+
+def load(found: Checkpoint, host: Host, options: HeadOptions) -> BlockDrafter:
+    """Make a drafter of a DFlash or DSpark checkpoint.
+
+    Raises:
+        ModelFileError: it is damaged, incomplete, or was made for another target.
+        UnsupportedModelError: it asks for something that does not run here.
+    """
+    lender = lender_of(host)
+    config = read_config(
+        found, layers=lender.lent.config.layers, sample_from_anchor=options.sample_from_anchor
+    )
+    if options.layers is not None:
+        config = replace(config, taps=options.layers)
+    model = BlockModel(found, config, lender)
+    costs = host.measure(cast(Target, model))  # as much of a target as timing takes
+    return BlockDrafter(found.kind, model, ChainHeads(found, config), host.tokenizer.eog_ids, costs)
 
 
 class BlockOutlook(Outlook):
@@ -112,7 +135,7 @@ class BlockDrafter(HeadDrafter):
     ) -> None:
         self.model = model
         self._heads = heads
-        self._filing = self._step = 0.0  # seconds per row, per token
+        self._per_row = self._per_token = 0.0  # seconds per row, per token
         head = cast(HeadProgram, model)
         super().__init__(name, head, model.config.taps, model.places, ends, costs, clock=clock)
 
@@ -133,7 +156,7 @@ class BlockDrafter(HeadDrafter):
     def _outlook(self, prices: Prices) -> Outlook:
         size = self.model.config.block
         return BlockOutlook(
-            prices, lambda n: self.costs.cost(n * size), self._filing, lambda n: n * self._step
+            prices, lambda n: self.costs.cost(n * size), self._per_row, lambda n: n * self._per_token
         )
 
     def _begin(self, context: Context, budget: int) -> Growth | None:
@@ -199,7 +222,7 @@ class BlockDrafter(HeadDrafter):
         self.model.file(states, track.done - track.base, track.sequence.table)
         self.cache.keep(track, context.tokens, len(states))
         track.waiting.drop(track.waiting.length)
-        self._filing = _mean(self._filing, (self._clock() - start) / len(states))
+        self._per_row = _mean(self._per_row, (self._clock() - start) / len(states))
 
     def _write(self, lines: Sequence[_Line], outlook: Outlook | None) -> None:
         """Choose one more token for each."""
@@ -213,7 +236,7 @@ class BlockDrafter(HeadDrafter):
                 row = row + biases[i]
             self._extend(line, row, outlook)
         seconds = self._clock() - start
-        self._step = _mean(self._step, seconds / len(lines))
+        self._per_token = _mean(self._per_token, seconds / len(lines))
         if outlook is not None:
             outlook.spent += seconds
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from paceline.drafters.checkpoint import Checkpoint
+from paceline.drafters.head_config import decoder_config
 from paceline.errors import UnsupportedModelError
 from paceline.models.config import DecoderConfig
 from paceline.weights import hf_rope
@@ -30,13 +31,12 @@ _RELATIVES = {
 }
 """By a part of the architecture's name: drafters of the same kind that do not run here."""
 
-_UNSET = (None, False, 0, 1.0)
 _INNER = {
     "mask_token_id", "target_layer_ids", "block_size", "causal", "attention_mode", "projector_type",
     "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
     "confidence_head_alpha", "num_anchors", "sample_from_anchor", "final_logit_softcapping",
 }  # fmt: skip
-"""Known settings within dflash_config; others must be unset."""
+"""Settings within dflash_config that run; others must be absent, off, or factors of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def read_config(found: Checkpoint, *, layers: int, sample_from_anchor: bool | No
     markov, confidence = _markov(keys), found.has("confidence_head.proj.weight")
     return BlockConfig(
         layout=keys.layout,
-        decoder=replace(_decoder(keys), windows=_windows(keys, kinds)),
+        decoder=_decoder(keys, kinds),
         causal=_causal(keys, kinds),
         taps=_taps(keys, layers),
         block=keys.size("block_size", least=2),
@@ -171,7 +171,7 @@ def _refuse_relatives(keys: _Keys) -> None:
         if part in made:
             keys.unsupported(f"{made} is {what}")
     for key, value in keys.inner.items():
-        if key not in _INNER and value not in _UNSET:
+        if key not in _INNER and not (value is None or value is False or (value is not True and value == 1)):
             keys.unsupported(
                 f"dflash_config sets {key} = {str(value)[:60]}", "without it the guesses would be spoilt"
             )
@@ -183,34 +183,14 @@ def _refuse_relatives(keys: _Keys) -> None:
         keys.unsupported(f"hidden_act = {act!r}", "'silu' runs here")
 
 
-def _decoder(keys: _Keys) -> DecoderConfig:
-    """The drafter's layers as those of a Qwen model: of the third where heads are normed, else the second."""
-    heads, rows = keys.size("num_attention_heads"), keys.found.shape("blk.0.attn_q.weight")[0]
-    if rows % heads:
-        keys.refuse(f"{heads} heads do not divide the {rows} rows of their queries", _CHECK)
-    if keys.size("num_hidden_layers") != keys.found.layer_count():
-        keys.refuse(
-            f"config.json has num_hidden_layers = {keys.size('num_hidden_layers')}, the weights are of "
-            f"{keys.found.layer_count()} layers",
-            _CHECK,
-        )
-    family = "qwen3" if keys.found.has("blk.0.attn_q_norm.weight") else "qwen2"
+def _decoder(keys: _Keys, kinds: Sequence[str]) -> DecoderConfig:
+    config = decoder_config(keys.found)
+    if len(kinds) != config.layers:
+        keys.refuse(f"it describes {len(kinds)} layers, the weights are of {config.layers}", _CHECK)
     cap = keys.get("final_logit_softcapping")
-    values = {
-        "context_length": keys.size("max_position_embeddings"),
-        "embedding_length": keys.size("hidden_size"),
-        "block_count": keys.size("num_hidden_layers"),
-        "feed_forward_length": keys.size("intermediate_size"),
-        "attention.head_count": heads,
-        "attention.head_count_kv": keys.size("num_key_value_heads"),
-        "attention.key_length": rows // heads,
-        "attention.value_length": rows // heads,
-        "attention.layer_norm_rms_epsilon": hf_rope.positive(keys.found.settings, "rms_norm_eps"),
-        **({} if cap is None else {"final_logit_softcapping": cap}),
-        **hf_rope.translate(keys.found.settings, rows // heads),
-    }
-    named = {f"{family}.{name}": value for name, value in values.items()}
-    return DecoderConfig.from_metadata({"general.architecture": family, **named})
+    if cap is not None:
+        config = replace(config, logit_cap=hf_rope.positive({"cap": cap}, "cap"))
+    return replace(config, windows=_windows(keys, kinds))
 
 
 def _layer_kinds(keys: _Keys) -> list[str]:
