@@ -21,9 +21,8 @@ from paceline.drafters.choice import pick
 from paceline.drafters.dflash_config import read_config
 from paceline.drafters.dflash_model import MAX_ROWS, Block, BlockModel
 from paceline.drafters.dspark import Chain, ChainHeads
-from paceline.drafters.head import Growth, HeadDrafter, Seat
+from paceline.drafters.head import Growth, Seat, StateDrafter
 from paceline.drafters.head_loading import HeadOptions, lender_of
-from paceline.drafters.head_program import HeadProgram
 from paceline.drafters.loading import Host
 from paceline.drafters.model import Costs
 from paceline.drafters.offer import Offer
@@ -111,7 +110,7 @@ class _Line:
     done: bool = False
 
 
-class BlockDrafter(HeadDrafter):
+class BlockDrafter(StateDrafter):
     """Drafts with blocks; implements `core.HearingDrafter` and `core.CostlyDrafter`.
 
     Args:
@@ -136,8 +135,7 @@ class BlockDrafter(HeadDrafter):
         self.model = model
         self._heads = heads
         self._per_row = self._per_token = 0.0  # seconds per row, per token
-        head = cast(HeadProgram, model)
-        super().__init__(name, head, model.config.taps, model.places, ends, costs, clock=clock)
+        super().__init__(name, model, model.config.taps, model.places, ends, costs, clock=clock)
 
     def hear(self, context: Context, start: int, hidden: Mapping[int, Floats]) -> None:
         super().hear(context, start, hidden)

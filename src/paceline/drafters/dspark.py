@@ -82,7 +82,7 @@ class ChainHeads:
         """[rank] W1's row."""
         if self.markov is None:
             return np.zeros(0, np.float32)
-        return self.found.values(_W1, token, token + 1)[0]
+        return self.found.values(_W1, token, token + 1).reshape(-1)
 
     def _pair(self, name: str, rows: int, cols: int) -> tuple[Floats, Floats]:
         for part, shape in ((".weight", (rows, cols)), (".bias", (rows,))):
@@ -134,7 +134,7 @@ class Chain:
         gate, candidate, out = np.split(mixed + mix.state @ self._state, 3)
         kept = _sigmoid(gate)
         self._state = kept * self._state + (np.float32(1) - kept) * np.tanh(candidate)
-        return np.tanh(out)
+        return np.asarray(np.tanh(out), np.float32)
 
     def sure(self) -> float | None:
         """Chance that this slot's token is right, by the head for it; None without one."""

@@ -13,15 +13,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core import ROOT, Context, Draft, Floats, Outcome, Prices
 from paceline.drafters.calibration import Confidence, Luck
+from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.choice import pick, request_sampler
-from paceline.drafters.head_cache import HeadCache, Track
-from paceline.drafters.head_program import FROM_ITSELF, FROM_TARGET, Feed, HeadProgram
+from paceline.drafters.head_cache import HeadCache, Paged, Track
+from paceline.drafters.head_program import FROM_ITSELF, FROM_TARGET, Feed, HeadProgram, Lender
 from paceline.drafters.model import Costs
 from paceline.drafters.offer import Guess, Offer
 from paceline.drafters.outlook import Hope, Outlook
@@ -101,16 +103,23 @@ class Growth:
     aside: int = 0
 
 
-class HeadDrafter:
-    """Drafts with a head; implements `core.HearingDrafter` and `core.CostlyDrafter`.
+class Network(Paged, Protocol):
+    """The weights that a drafter runs, and the pages of its cache."""
+
+    checkpoint: Checkpoint
+    lender: Lender
+
+
+class StateDrafter:
+    """Base of drafters that read the target's states; implements `core.HearingDrafter`, `core.CostlyDrafter`.
 
     Args:
         name: of the drafter.
-        head: recorded in two parts; see `head_program`.
-        layers: of the target, whose inputs the head reads, in its order.
-        ids: [head's vocabulary] the target's id of each of the head's, None where they are the same.
+        network: what it runs.
+        layers: of the target, whose inputs it reads, in its order.
+        ids: [its vocabulary] the target's id of each of its own, None where they are the same.
         ends: the target's end tokens.
-        costs: pass times of the head.
+        costs: pass times of the network.
         clock: seconds.
 
     Attributes:
@@ -120,7 +129,7 @@ class HeadDrafter:
     def __init__(
         self,
         name: str,
-        head: HeadProgram,
+        network: Network,
         layers: Sequence[int],
         ids: NDArray[np.int64] | None,
         ends: frozenset[int],
@@ -129,14 +138,14 @@ class HeadDrafter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
-        self.head = head
+        self.network = network
         self.layers = tuple(sorted(set(layers)))
-        self.cache = HeadCache(head)
+        self.cache = HeadCache(network)
         self.broken: str | None = None
         self.costs = costs
         self._order = tuple(layers)
         self._ids = ids
-        self._vocab = head.lender.vocab_size
+        self._vocab = network.lender.vocab_size
         self._row: Floats = np.full(self._vocab, -np.inf, np.float32)
         self._ends = ends
         self._clock = clock
@@ -144,7 +153,7 @@ class HeadDrafter:
 
     def describe(self) -> str:
         """One line for people: what was loaded."""
-        return self.head.checkpoint.describe()
+        return self.network.checkpoint.describe()
 
     def reset(self) -> None:
         """Forget all text and all that was learnt; also after an interruption."""
@@ -205,25 +214,18 @@ class HeadDrafter:
         length = len(context.tokens) - context.prompt_length
         self._mean_length += 0.1 * (length - self._mean_length)
 
-    # --- for heads that draft in another way ---
+    # --- for the drafters themselves ---
 
     def _grow(self, going: list[Growth], outlook: Outlook | None) -> None:
         """Fill the offers of these growths, as far as it pays, or to the end without an outlook."""
-        for batch in self._batches(going):
-            start = self._clock()
-            rows = self._catch_up(batch, outlook)
-            self._spend(rows, self._clock() - start, outlook)
-        while chosen := self._choose(going, outlook):
-            start = self._clock()
-            rows = self._step(chosen, outlook)
-            self._spend(rows, self._clock() - start, outlook)
+        raise NotImplementedError
+
+    def _room(self, growth: Growth) -> int:
+        """Slots that a draft takes behind the text."""
+        raise NotImplementedError
 
     def _outlook(self, prices: Prices) -> Outlook:
         return Outlook(prices, self.costs.cost)
-
-    def _room(self, growth: Growth) -> int:
-        """Slots that a draft takes: a tree has at most all its nodes on the line and as many beside it."""
-        return 2 * growth.left + 1
 
     def _spend(self, rows: int, seconds: float, outlook: Outlook | None) -> None:
         self.costs.observe(rows, seconds)
@@ -274,6 +276,52 @@ class HeadDrafter:
             if self.cache.open(growth.context, growth.seat.track, self._room(growth), busy):
                 seated.append(growth)
         return seated
+
+    def _learn_hope(self, seat: Seat, chance: float) -> None:
+        seat.hope += _HOPE_RATE * (chance - seat.hope)
+        self._hope += _HOPE_RATE_OF_ALL * (chance - self._hope)
+
+    def _break(self, error: PacelineError) -> None:
+        self.broken = error.message
+        _log.warning("the %s head is of no use and stays off: %s", self.name, error.message)
+        self.reset()
+
+
+class HeadDrafter(StateDrafter):
+    """Drafts trees with a head, pass by pass.
+
+    Args:
+        head: recorded in two parts; see `head_program`.
+        name, layers, ids, ends, costs, clock: see `StateDrafter`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        head: HeadProgram,
+        layers: Sequence[int],
+        ids: NDArray[np.int64] | None,
+        ends: frozenset[int],
+        costs: Costs,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(name, head, layers, ids, ends, costs, clock=clock)
+        self.head = head
+
+    def _grow(self, going: list[Growth], outlook: Outlook | None) -> None:
+        for batch in self._batches(going):
+            start = self._clock()
+            rows = self._catch_up(batch, outlook)
+            self._spend(rows, self._clock() - start, outlook)
+        while chosen := self._choose(going, outlook):
+            start = self._clock()
+            rows = self._step(chosen, outlook)
+            self._spend(rows, self._clock() - start, outlook)
+
+    def _room(self, growth: Growth) -> int:
+        # A tree has at most all its nodes on the line, and as many beside it.
+        return 2 * growth.left + 1
 
     def _batches(self, going: list[Growth]) -> list[list[Growth]]:
         """All together if their missing rows fit into a pass, else each alone."""
@@ -441,10 +489,6 @@ class HeadDrafter:
         if growth.context.params.ignore_eos or token not in self._ends:
             growth.leaves.append(node)
 
-    def _learn_hope(self, seat: Seat, chance: float) -> None:
-        seat.hope += _HOPE_RATE * (chance - seat.hope)
-        self._hope += _HOPE_RATE_OF_ALL * (chance - self._hope)
-
     def _laid_out(self, logits: Floats, sampler: Sampler) -> tuple[NDArray[np.int64] | None, Floats]:
         """Logits to choose from, and the target's id of each, None where they are the same.
 
@@ -455,11 +499,6 @@ class HeadDrafter:
             return self._ids, logits
         self._row[self._ids] = logits
         return None, self._row
-
-    def _break(self, error: PacelineError) -> None:
-        self.broken = error.message
-        _log.warning("the %s head is of no use and stays off: %s", self.name, error.message)
-        self.reset()
 
 
 def _front(feed: Feed, count: int) -> Feed:

@@ -10,11 +10,11 @@ the text behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from paceline.core import Context, Floats
-from paceline.drafters.head_program import HeadProgram
 from paceline.models.kv import KVCache, KVSequence
 
 MOST_BYTES = 256 << 20
@@ -89,6 +89,16 @@ class Track:
         return self.base + (len(self.sequence) if self.sequence is not None else 0)
 
 
+class Paged(Protocol):
+    """What has cache pages."""
+
+    pages: int
+    page_size: int
+    context_limit: int
+
+    def copy_page(self, source: int, target: int) -> None: ...
+
+
 class HeadCache:
     """Follows texts with a head's KV.
 
@@ -96,7 +106,7 @@ class HeadCache:
         head: whose pages are this cache's alone.
     """
 
-    def __init__(self, head: HeadProgram) -> None:
+    def __init__(self, head: Paged) -> None:
         self.head = head
         self.kv = KVCache(head.pages, head.page_size, head.copy_page)
         self._tracks: dict[Track, None] = {}  # those that hold pages, least recently used first
