@@ -24,7 +24,7 @@ MODEL = TinyModel(width=64, hidden=96, heads=4, kv_heads=2, vocab=VOCAB_SIZE, la
 
 def target_for(folder: Path, model: TinyModel = MODEL, **options: Any) -> NativeTarget:
     file = GGUFFile.open(model.write(folder / "target.gguf"))
-    return NativeTarget.load(file, threads=2, **{"max_model_len": 512, **options})
+    return NativeTarget.load(file, **{"threads": 1, "max_model_len": 512, **options})
 
 
 def host_for(target: NativeTarget) -> Host:
@@ -89,9 +89,18 @@ def watched(drafter: Any) -> list[Floats]:
     return seen
 
 
-def compare(drafter: Any, target: NativeTarget, reference: Any, length: int = 5) -> None:
-    """Hold guesses, and the logits that they were chosen by, to a reference."""
-    for seed, count in ((0, 2), (1, 3), (2, 40), (3, 100)):
+TEXTS = ((0, 2), (1, 3), (2, 40), (3, 100))
+
+
+def compare(
+    drafter: Any,
+    target: NativeTarget,
+    reference: Any,
+    length: int = 5,
+    texts: Sequence[tuple[int, int]] = TEXTS,
+) -> None:
+    """Hold guesses, and the logits that they were chosen by, to a reference; texts are seeds and lengths."""
+    for seed, count in texts:
         tokens = tokens_of(seed, count)
         context = heard(drafter, target, tokens, request=seed, params=ON)
         taps = reference.tiny.taps

@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.core import Context, Draft, Outcome
 from paceline.drafters.head_loading import load_head
+from support.block_heads import TinyHead as BlockHead
 from support.head_targets import host_for, target_for
 from support.tiny_heads import TinyHead
 from support.tiny_models import TinyModel
@@ -20,6 +21,8 @@ _HEADS: dict[str, Any] = {
     "eagle3": lambda vocab: TinyHead(vocab=vocab, draft_vocab=24),
     "eagle": lambda vocab: TinyHead(kind="eagle", vocab=vocab, taps=(8,), draft_vocab=0),
     "mtp": lambda vocab: TinyMtp(vocab=vocab),
+    "dflash": lambda vocab: BlockHead(vocab=vocab, mask=vocab - 1, target_layers=8),
+    "dspark": lambda vocab: BlockHead(vocab=vocab, mask=vocab - 1, target_layers=8, markov="vanilla"),
 }
 
 

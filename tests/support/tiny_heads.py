@@ -189,7 +189,14 @@ class ReferenceHead:
         embedding: [vocab, width] the target's.
         head: [vocab, width] the target's output matrix.
         final_norm: [width] and its eps.
+
+    Attributes:
+        slip: a mistake to make: how far rows of guesses stand from where they should.
+        known: the first of those rows.
     """
+
+    slip = 0
+    known = 0
 
     def __init__(
         self, tiny: TinyHead, embedding: Array, head: Array, final_norm: Array, eps: float = 1e-5
@@ -249,6 +256,7 @@ class ReferenceHead:
             states: of its first n - 1 tokens at each layer that is read.
         """
         fed, given = list(tokens[1:]), self.fused(states)
+        self.known = len(fed)
         guesses: list[int] = []
         logits: list[Array] = []
         for _ in range(length):
@@ -267,8 +275,9 @@ class ReferenceHead:
             norm = weights.get(f"{at}self_attn.{name}_norm.weight")
             return x if norm is None else rms(x, norm, 1e-5)
 
-        q = rotated(heads("q", tiny.heads), self._base())
-        k, v = rotated(heads("k", tiny.kv_heads), self._base()), heads("v", tiny.kv_heads)
+        places = np.arange(n) + self.slip * (np.arange(n) >= self.known)
+        q = rotated(heads("q", tiny.heads), places, self._base())
+        k, v = rotated(heads("k", tiny.kv_heads), places, self._base()), heads("v", tiny.kv_heads)
         k, v = (
             x.astype(np.float32).astype(np.float16).astype(np.float64) for x in (k, v)
         )  # as they are filed
@@ -295,10 +304,10 @@ def rms(x: Array, gamma: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * gamma)
 
 
-def rotated(x: Array, base: float) -> Array:
+def rotated(x: Array, places: Array, base: float) -> Array:
     """Turn halves of each head [n, heads, dim] by position."""
-    n, _, dim = x.shape
-    angles = np.outer(np.arange(n), base ** (-np.arange(0, dim, 2) / dim))[:, None, :]
+    dim = x.shape[2]
+    angles = np.outer(places, base ** (-np.arange(0, dim, 2) / dim))[:, None, :]
     one, other = x[..., : dim // 2], x[..., dim // 2 :]
     return np.concatenate(
         [one * np.cos(angles) - other * np.sin(angles), one * np.sin(angles) + other * np.cos(angles)], axis=2

@@ -334,11 +334,11 @@ def _layout(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], 
         return "speculators"
     if kind == "mtp":
         return next((found[0] for name in shapes if (found := _mtp_place(name, settings))), "MTP")
-    if "eagle_config" in settings or "Eagle3" in made:
+    if "eagle_config" in settings or "ForCausalLMEagle3" in made:
         return "SpecForge"
     if "target_layer_ids" in settings:
         return "DeepSpec" if kind in ("eagle3", "dspark") else "z-lab"
-    return "vLLM" if kind == "eagle3" and "midlayer.hidden_norm.weight" not in shapes else "SafeAILab"
+    return "vLLM" if kind == "eagle3" and "midlayer.self_attn.q_proj.weight" not in shapes else "SafeAILab"
 
 
 _OUTER = {
