@@ -9,8 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core import SamplingParams
+from paceline.drafters.loading import load_head
+from paceline.engine.engine import Engine
 from paceline.errors import ModelFileError, UnsupportedModelError
-from support.head_targets import compare, drafter_for, reference_for, target_for
+from paceline.models.target import NativeTarget
+from paceline.weights.gguf import GGUFFile
+from paceline.weights.source import open_model
+from support.engines import TOKENIZER, run, same
+from support.folders import TinyFolder, encoded, safetensors_bytes
+from support.gguf_writer import write_gguf
+from support.head_targets import MODEL, compare, drafter_for, host_for, reference_for, target_for
+from support.planners import FixedPlanner
 from support.tiny_mtp import ReferenceMtp, TinyMtp
 from support.tiny_tokenizer import VOCAB_SIZE
 
@@ -74,3 +84,54 @@ def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
     path = replace(MTP, width=96).write(tmp_path / "head")
     with pytest.raises(ModelFileError, match="96 wide, the target 64"):
         drafter_for(target_for(tmp_path), path)
+
+
+def with_head(folder: TinyFolder, tiny: TinyMtp, path: Path) -> Path:
+    """A folder that ships its head."""
+    folder.write(path)
+    head = {tiny.name(name): values for name, values in tiny.arrays_of(0).items()}
+    stored = {name: encoded(values, "F32") for name, values in {**folder.arrays(), **head}.items()}
+    (path / "model.safetensors").write_bytes(safetensors_bytes(stored))
+    return path
+
+
+SHIPPED = {
+    "MiMo": (TinyFolder(family="mimo"), "MiMo"),
+    "Qwen": (TinyFolder(family="qwen3", settings={"mtp_num_hidden_layers": 1}), "Qwen"),
+    "DeepSeek": (TinyFolder(family="llama", settings={"num_nextn_predict_layers": 1}), "DeepSeek"),
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_model_that_ships_its_head_needs_no_path(name: str, tmp_path: Path) -> None:
+    folder, layout = SHIPPED[name]
+    tiny = TinyMtp(layout=layout, vocab=258, head_dim=32, taps=(2,), target_layers=2, biases=name == "MiMo")
+    with open_model(with_head(folder, tiny, tmp_path / "model")) as file:
+        target = NativeTarget.load(file, threads=1, max_model_len=256)
+        drafter: Any = load_head(host_for(target), kind="mtp", dtype="f32")
+        assert drafter.head.checkpoint.layout == layout
+        plain = run(Engine(target, TOKENIZER), [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=9))
+        done = run(
+            Engine(target, TOKENIZER),
+            [5, 6, 7],
+            SamplingParams(temperature=0.0, max_tokens=9),
+            FixedPlanner(drafter, 3),
+        )
+        same(plain, done)
+        assert done.speculation.drafted > 0
+    with open_model(folder.write(tmp_path / "plain")) as file:
+        bare = NativeTarget.load(file, threads=1, max_model_len=256)
+        with pytest.raises(UnsupportedModelError, match=r"no head that drafts for one\nhint: leave mtp out"):
+            load_head(host_for(bare), kind="mtp")
+
+
+def test_a_gguf_file_that_ships_its_head_needs_no_path(tmp_path: Path) -> None:
+    model = replace(MODEL, layers=2, architecture="qwen2")
+    tiny = replace(MTP, target_layers=2, taps=(2,), layout="GGUF")
+    more = {"qwen2.nextn_predict_layers": 1, "qwen2.block_count": 3}
+    head = {name: tensor for name, tensor in tiny.gguf_tensors().items() if name.startswith("blk.")}
+    path = write_gguf(tmp_path / "m.gguf", model.metadata() | more, {**model.tensors(), **head})
+    target = NativeTarget.load(GGUFFile.open(path), threads=1, max_model_len=256)
+    assert target.config.layers == 2
+    drafter: Any = load_head(host_for(target), kind="mtp", dtype="f32")
+    compare(drafter, target, reference_for(target, tiny, ReferenceMtp))

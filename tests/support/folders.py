@@ -155,7 +155,7 @@ class TinyFolder:
             found["self_attn.qkv_proj.weight"] = (inner + 2 * kv, width)
         else:
             found |= {f"self_attn.{name}.weight": (size, width) for name, size in projections.items()}
-        if self.family == "qwen2":
+        if self.family in ("qwen2", "mimo"):
             found |= {f"self_attn.{name}.bias": (size,) for name, size in projections.items()}
         if self.family in ("qwen3", "qwen3_moe", "gemma3_text"):
             found |= {f"self_attn.{name}.weight": (head,) for name in ("q_norm", "k_norm")}
@@ -188,6 +188,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
     "qwen2": {},
+    "mimo": {"num_nextn_predict_layers": 1},
     "qwen3": {},
     "qwen3_moe": {
         "num_experts": 4,

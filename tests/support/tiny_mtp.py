@@ -145,13 +145,17 @@ class TinyMtp(TinyHead):
                 return f"mtp_layers.{number}.{_MIMO.get(part, part)}.{kind}"
         return f"model.layers.{self.target_layers + int(number)}.{_DEEPSEEK.get(part, part)}.{kind}"
 
-    def _write_gguf(self, path: Path) -> Path:
+    def gguf_tensors(self) -> dict[str, Tensor]:
+        """The heads as blocks of a GGUF file, and something of the target's."""
         tensors: dict[str, Tensor] = {"output_norm.weight": Tensor.of(np.ones(self.width))}
         for i in range(self.heads_in_file):
             for name, values in self.arrays_of(i).items():
                 part, _, kind = name.partition(".")[2].rpartition(".")
                 ours = _GGUF.get(part, f"nextn.{part}")
                 tensors[f"blk.{self.target_layers + i}.{ours}.{kind}"] = Tensor.of(values)
+        return tensors
+
+    def _write_gguf(self, path: Path) -> Path:
         keys = {
             "block_count": self.target_layers + self.heads_in_file,
             "nextn_predict_layers": self.heads_in_file,
@@ -163,7 +167,7 @@ class TinyMtp(TinyHead):
             "rope.freq_base": 10000.0,
         }
         named = {f"qwen2.{key}": value for key, value in keys.items()}
-        return write_gguf(path, {"general.architecture": "qwen2", **named}, tensors)
+        return write_gguf(path, {"general.architecture": "qwen2", **named}, self.gguf_tensors())
 
 
 class ReferenceMtp(ReferenceHead):

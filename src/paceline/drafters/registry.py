@@ -267,7 +267,7 @@ def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
     name, _, rest = spec.partition(":")
     pairs = [item.partition("=") for item in rest.split(",") if item]
     if name == "auto":  # a head beside what needs none
-        if pairs and pairs[0][0] not in ("num_speculative_tokens", *_HEAD):
+        if pairs and (not pairs[0][1] or "/" in pairs[0][0]):
             pairs[0] = ("model", "=", "".join(pairs[0]))
     elif rest and name != "off":
         row = REGISTRY[_canonical(name)]

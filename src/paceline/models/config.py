@@ -27,6 +27,7 @@ _READ = {
     "rope.scaling.finetuned", "rope.scaling.attn_factor",
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
     "expert_count", "expert_used_count", "expert_feed_forward_length", "expert_weights_norm",
+    "nextn_predict_layers",
 }  # fmt: skip
 
 _ONLY: dict[str, tuple[float, ...]] = {
@@ -109,7 +110,7 @@ class DecoderConfig:
         head_dim = keys.count("attention.key_length", width // heads, most=_MOST)
         if keys.count("attention.value_length", head_dim) != head_dim:
             raise UnsupportedModelError("keys and values of different length", "no such model runs here yet")
-        layers, context = keys.count("block_count", most=_MOST), keys.count("context_length")
+        layers, context = keys.count("block_count", most=_MOST) - _heads(keys), keys.count("context_length")
         experts = _experts(keys)
         hidden = keys.count("feed_forward_length", experts.hidden if experts else None)
         rope = _rope(keys, head_dim, context)
@@ -134,6 +135,20 @@ class DecoderConfig:
             logit_cap=keys.positive_or_none("final_logit_softcapping"),
             experts=experts,
         )
+
+
+def blocks_of_heads(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the names of tensors begin that belong to heads that draft, and not to the model."""
+    keys = _Keys(metadata)
+    blocks = keys.count("block_count", most=_MOST)
+    return tuple(f"blk.{i}." for i in range(blocks - _heads(keys), blocks))
+
+
+def _heads(keys: _Keys) -> int:
+    """Blocks at the end that are heads which draft."""
+    if not keys.values.get("nextn_predict_layers"):
+        return 0
+    return keys.count("nextn_predict_layers", most=keys.count("block_count", most=_MOST) - 1)
 
 
 class _Keys:

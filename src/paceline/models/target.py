@@ -13,7 +13,7 @@ import numpy as np
 from paceline.core import Floats, Ids, Output, Rows, is_whole
 from paceline.errors import ModelFileError, ResourceError, UsageError, suggest
 from paceline.models import decoder
-from paceline.models.config import DecoderConfig
+from paceline.models.config import DecoderConfig, blocks_of_heads
 from paceline.models.tensors import Tensors
 from paceline.native import Program, instruction_sets, packed_bytes
 from paceline.weights.source import Source
@@ -118,7 +118,7 @@ class NativeTarget:
         tensors = Tensors(file, program)
         head = decoder.record(program, tensors, config, vocab=vocab, context=context)
         lent = Lent(program, file, head, tensors.values("output_norm.weight", config.width), config)
-        tensors.refuse_leftovers()
+        tensors.refuse_leftovers(besides=blocks_of_heads(metadata))
         return cls(program, config, lent, vocab_size=vocab, context_limit=context, pages=pages)
 
     def listen(self, layers: Sequence[int]) -> None:

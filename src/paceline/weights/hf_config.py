@@ -54,6 +54,8 @@ _HARMLESS = {
     "attention_bias", "mlp_bias", "qkv_bias",
     # Counts only while sliding windows are on, and then the layers are listed.
     "max_window_layers",
+    # Heads that draft are no part of the model.
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
 }  # fmt: skip
 
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -150,6 +152,7 @@ FAMILIES = {
         permuted=True,
     ),
     "qwen2": Family("qwen2", defaults={"num_key_value_heads": 32}),
+    "mimo": Family("qwen2", defaults={"num_key_value_heads": 32}),
     "qwen3": Family("qwen3", defaults={"head_dim": 128, "num_key_value_heads": 32}),
     "qwen3_moe": Family("qwen3moe", defaults={"num_key_value_heads": 4, "norm_topk_prob": False}),
     "gemma3_text": Family(

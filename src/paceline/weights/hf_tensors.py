@@ -53,6 +53,9 @@ _OF_EXPERT = re.compile(r"mlp\.experts\.(\d{1,5})\.(\w+)", re.ASCII)
 _BUFFER = re.compile(r".*\.(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(masked_)?bias)")
 """What old checkpoints hold beside weights; it follows from the configuration."""
 
+_HEAD = re.compile(r"(model\.)?mtp(_layers)?\..+")
+"""Tensors of heads that draft, which are no part of the model."""
+
 _TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
 
@@ -104,7 +107,7 @@ def _grouped(arrays: Mapping[str, Entry], settings: Mapping[str, Any]) -> dict[s
     layer_names = {**LAYER, **(_SANDWICH if family(settings).plus_one else {})}
     head_follows = tied(settings)
     for name in arrays:
-        place = _place(name, layer_names)
+        place = ("", 0) if _of_head(name, settings) else _place(name, layer_names)
         if place is None:
             unknown.append(name)
         elif place[0] == "output.weight" and head_follows:
@@ -119,6 +122,18 @@ def _grouped(arrays: Mapping[str, Entry], settings: Mapping[str, Any]) -> dict[s
             "without them the model would write other text; update Paceline or use another conversion",
         )
     return groups
+
+
+def _of_head(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether an array belongs to a head that drafts; DeepSeek's way is to number it as a layer more."""
+    if _HEAD.fullmatch(name):
+        return True
+    match = _IN_LAYER.fullmatch(name)
+    return (
+        match is not None
+        and bool(settings.get("num_nextn_predict_layers"))
+        and int(match[1]) >= int(settings["num_hidden_layers"])
+    )
 
 
 def _place(name: str, layer_names: Mapping[str, str]) -> tuple[str, int] | None:
