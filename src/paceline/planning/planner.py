@@ -391,37 +391,50 @@ class Planner:
         """Ask a drafter that costs passes of its own, for all requests that nothing better is known for."""
         venture = self._ventures[drafter.name]
         budgets = [min(room, self.max_draft) for room in rooms]
-        asked = [
-            i
-            for i, context in enumerate(contexts)
-            if (venture.may_ask(context.request) or self.draft_length is not None)
-            and budgets[i] > 0
-            and sum(self._paths(drafts[i])) < 1.0
-        ]
-        if not asked:
-            return drafts
-        prices.reach(sum(budgets[i] for i in asked))
-        terms = Prices(prices.plain, prices.decoding, prices.extra) if self.draft_length is None else None
+        trusted = [venture.may_ask(context.request) or self.draft_length is not None for context in contexts]
+        open_ = [i for i, room in enumerate(budgets) if room > 0 and sum(self._paths(drafts[i])) < 1.0]
+        asked = [i for i in open_ if trusted[i]]
+        offers: list[Draft] = []
         start = self._clock()
-        offers = drafter.propose_many([contexts[i] for i in asked], [budgets[i] for i in asked], terms)
+        if asked:
+            prices.reach(sum(budgets[i] for i in asked))
+            terms = Prices(prices.plain, prices.decoding, prices.extra) if self.draft_length is None else None
+            offers = drafter.propose_many([contexts[i] for i in asked], [budgets[i] for i in asked], terms)
         spent = self._clock() - start
         drafted = [i for i, offer in zip(asked, offers, strict=True) if len(offer)]
         for i in drafted or asked:
             venture.settle(contexts[i].request, -spent / prices.token / len(drafted or asked))
-        if not drafted:
-            first = contexts[asked[0]]
-            if drafter.price(first) < venture.probes * prices.token:
-                start = self._clock()
-                offers[0] = drafter.propose(first, 1)
-                venture.probes -= (self._clock() - start) / prices.token
+        found = dict(zip(asked, offers, strict=True))
+        if open_ and not drafted:
+            found |= self._probe(drafter, venture, open_, contexts, prices)
         prices.plain += spent
         merged = list(drafts)
-        for i, offer in zip(asked, offers, strict=True):
-            offer = allowed(offer, contexts[i].constraint)
+        for i, offer in found.items():
             record = self._record(contexts[i])
             record.asked += 1
-            merged[i] = self._within(merge([drafts[i], offer]), budgets[i], record)
+            offer = merge([drafts[i], allowed(offer, contexts[i].constraint)])
+            merged[i] = self._within(offer, budgets[i], record)
         return merged
+
+    def _probe(
+        self,
+        drafter: CostlyDrafter,
+        venture: Venture,
+        open_: Sequence[int],
+        contexts: Sequence[Context],
+        prices: _Prices,
+    ) -> dict[int, Draft]:
+        """Draft one token all the same, for the request that it is cheapest for, once enough is saved up."""
+        if venture.probes <= 0.0:
+            return {}
+        costs = {i: drafter.price(contexts[i]) / prices.token for i in open_}
+        cheapest = min(open_, key=lambda i: costs[i])
+        if costs[cheapest] > venture.probes:
+            return {}
+        start = self._clock()
+        offer = drafter.propose(contexts[cheapest], 1)
+        venture.probes -= (self._clock() - start) / prices.token
+        return {cheapest: offer}
 
     def _settle(self, context: Context, outcome: Outcome | None) -> None:
         """Pay costly drafters for what was accepted of theirs, less what their rows cost."""

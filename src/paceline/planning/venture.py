@@ -33,14 +33,15 @@ class Venture:
     """One drafter, over all requests.
 
     Attributes:
-        probes: saved up for asking although nothing is hoped for, which is how hopes get better.
+        probes: saved up for asking although nothing is hoped for or a purse is empty, which is how hopes get
+            better and bad luck ends.
     """
 
     START, MOST = 6.0, 24.0
-    START_EACH, MOST_EACH = 1.5, 6.0
+    START_EACH, MOST_EACH = 2.0, 8.0
 
     PROBES = 0.004
-    MOST_PROBES = 2.0
+    MOST_PROBES = 1.0
 
     def __init__(self) -> None:
         self.probes = 0.0
