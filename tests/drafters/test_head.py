@@ -99,9 +99,14 @@ def test_asked_twice_it_says_the_same(name: str, tmp_path: Path) -> None:
 def test_many_requests_in_a_pass_are_drafted_for_as_if_alone(name: str, tmp_path: Path) -> None:
     target, drafter, _ = loaded(name, tmp_path)
     contexts = [heard(drafter, target, tokens_of(i, 9 + 7 * i), request=i, params=ON) for i in range(5)]
-    passes = []
+    passes: list[int] = []
     run_head = drafter.head.run
-    drafter.head.run = lambda feeds, part: passes.append(len(feeds)) or run_head(feeds, part)
+
+    def counted(feeds: Any, part: int) -> Any:
+        passes.append(len(feeds))
+        return run_head(feeds, part)
+
+    drafter.head.run = counted
     together = drafter.propose_many(contexts, [4, 4, 3, 4, 1], None)
     assert passes == [5, 4, 4, 3]
     for context, draft in zip(contexts, together, strict=True):

@@ -72,7 +72,7 @@ ON = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
+    return [int(token) for token in np.random.default_rng(seed).integers(0, VOCAB_SIZE, count)]
 
 
 def watched(drafter: Any) -> list[Floats]:

@@ -130,8 +130,8 @@ class Checkpoint:
         values = np.ascontiguousarray(array.values())
         if kind is TensorType.BF16:
             bits = values.view(np.uint32)
-            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            return bits.astype(np.uint16).view(np.uint8).reshape(-1)
+            nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            return nearest.astype(np.uint16).view(np.uint8).reshape(-1)
         return values.view(np.uint8).reshape(-1)
 
     def values(self, name: str, start: int = 0, end: int | None = None) -> Floats:
@@ -248,9 +248,7 @@ def open_checkpoint(path: str | Path, dtype: str = "auto", kind: str | None = No
 
 def _complete(path: Path, wanted: str | None) -> UnsupportedModelError:
     """What to raise for a model without a head."""
-    hint = (
-        "leave mtp out, or give another file" if wanted == "mtp" else f"give it as model:{path}"
-    )
+    hint = "leave mtp out, or give another file" if wanted == "mtp" else f"give it as model:{path}"
     return UnsupportedModelError(f"{path} holds a complete model and no head that drafts for one", hint)
 
 
@@ -332,6 +330,8 @@ def _layout(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], 
     made = " ".join(map(str, settings.get("architectures") or ()))
     if settings.get("speculators_model_type"):
         return "speculators"
+    if kind in ("dflash", "dspark"):
+        return "z-lab" if settings.get("dflash_config") or kind == "dflash" else "DeepSpec"
     if kind == "mtp":
         return next((found[0] for name in shapes if (found := _mtp_place(name, settings))), "MTP")
     if "eagle_config" in settings or "ForCausalLMEagle3" in made:

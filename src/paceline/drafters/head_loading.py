@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from paceline.core import Drafter, Target
 from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
-from paceline.drafters.head import Costs
 from paceline.drafters.head_program import HeadProgram, Lender
 from paceline.drafters.loading import Host
+from paceline.drafters.model import Costs
 from paceline.errors import UsageError
 from paceline.weights import hub
 

@@ -110,7 +110,7 @@ class HeadProgram:
         self.context_limit = lender.context_limit + MAX_ROWS
         self.pages = lender.pages + 2 * MAX_ROWS // PAGE_SIZE
         self.program = _program(config, lender, threads or lender.threads, self.pages)
-        self.tensors = Tensors(checkpoint, self.program)  # type: ignore[arg-type]
+        self.tensors = Tensors(checkpoint, self.program)
         self.layers = Layers(self.program, self.tensors, config, lender.context_limit)
         self.embedded = self.program.buffer(config.width)
         self.last = self.program.acts(config.width, wanted=True)

@@ -5,21 +5,33 @@ What an architecture does not ask for is refused at the end, so that no weight i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ModelFileError, UnsupportedModelError
 from paceline.native import Program
-from paceline.weights.quants import dequantize
-from paceline.weights.source import Source
+from paceline.weights.mapping import TensorInfo
+from paceline.weights.quants import Bytes, dequantize
+
+
+class Holder(Protocol):
+    """What holds tensors; a `weights.source.Source` does."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def data(self, name: str) -> Bytes: ...
+
+    def release(self, name: str) -> None: ...
 
 
 class Tensors:
     """Moves tensors of one model into one program."""
 
-    def __init__(self, file: Source, program: Program) -> None:
+    def __init__(self, file: Holder, program: Program) -> None:
         self.file = file
         self._program = program
         self._taken: set[str] = set()
