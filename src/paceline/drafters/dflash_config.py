@@ -52,7 +52,6 @@ class BlockConfig:
     """A block drafter's sizes and conventions.
 
     Attributes:
-        layout: whose format it is.
         decoder: of the drafter's own layers.
         causal: of each layer, whether a slot of the block sees only the slots before it.
         taps: layers of the target whose input is read, in the order they are put side by side.
@@ -65,7 +64,6 @@ class BlockConfig:
         confidence: whether it says itself how sure it is.
     """
 
-    layout: str
     decoder: DecoderConfig
     causal: tuple[bool, ...]
     taps: tuple[int, ...]
@@ -105,7 +103,6 @@ def read_config(found: Checkpoint, *, layers: int, sample_from_anchor: bool | No
     kinds = _layer_kinds(keys)
     markov, confidence = _markov(keys), found.has("confidence_head.proj.weight")
     return BlockConfig(
-        layout=keys.layout,
         decoder=_decoder(keys, kinds),
         causal=_causal(keys, kinds),
         taps=_taps(keys, layers),
@@ -129,9 +126,6 @@ class _Keys:
             if not isinstance(value, Mapping):
                 self.refuse(f"config.json's {name} is {str(value)[:60]}, not an object", _CHECK)
             self.inner |= value
-        self.layout = "z-lab" if self.inner else "DeepSpec"
-        if found.settings.get("speculators_model_type"):
-            self.layout = "speculators"
 
     def get(self, *names: str) -> Any:
         """A setting, or None; the drafter's own come before those it shares with other models."""
@@ -166,6 +160,10 @@ class _Keys:
 
 
 def _refuse_relatives(keys: _Keys) -> None:
+    if keys.found.layout == "GGUF":
+        keys.unsupported("a GGUF file", "take the folder of safetensors that it was made of")
+    if (keys.found.path / "mask_embedding.pt").exists():
+        keys.unsupported("the embedding of its mask token is in a file of its own, mask_embedding.pt")
     made = " ".join(map(str, keys.get("architectures") or ()))
     for part, what in _RELATIVES.items():
         if part in made:
@@ -223,7 +221,7 @@ def _causal(keys: _Keys, kinds: Sequence[str]) -> tuple[bool, ...]:
 
 def _taps(keys: _Keys, layers: int) -> tuple[int, ...]:
     """Which inputs are read: given as such by speculators, by the others as the outputs before them."""
-    if keys.layout == "speculators":
+    if keys.found.layout == "speculators":
         name, shift = "aux_hidden_state_layer_ids", 0
     else:
         name, shift = "target_layer_ids", 1
@@ -251,7 +249,7 @@ def _anchor_first(keys: _Keys, told: bool | None, sparks: bool) -> bool:
     if said is not None:
         return said
     made = " ".join(map(str, keys.get("architectures") or ()))
-    if keys.layout == "speculators" and (sparks or "DSpark" in made):
+    if keys.found.layout == "speculators" and (sparks or "DSpark" in made):
         keys.refuse(
             "config.json has no sample_from_anchor, and exporters mean both by leaving it out",
             "write dspark:PATH,sample_from_anchor=true, or false, and keep the better one",
