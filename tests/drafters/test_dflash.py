@@ -332,6 +332,7 @@ REFUSED: dict[str, tuple[TinyHead, str]] = {
     "no mask": (TinyHead(nested={"mask_token_id": GONE}), "no mask_token_id"),
     "no block": (TinyHead(settings={"block_size": GONE}), "no block_size"),
     "block of one": (TinyHead(settings={"block_size": 1}), "block_size = 1"),
+    "block too long": (TinyHead(settings={"block_size": 65}), "65 slots"),
     "mask outside": (TinyHead(nested={"mask_token_id": 262}), "mask_token_id is 262, of 262"),
     "mask text": (TinyHead(nested={"mask_token_id": "x"}), "mask_token_id = x"),
     "layers unordered": (TinyHead(nested={"target_layer_ids": [2, 0]}), "do not ascend"),

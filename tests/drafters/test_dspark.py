@@ -296,3 +296,21 @@ def test_by_their_names(tmp_path: Path) -> None:
         made(f"dspark:{dspark},sample_from_anchor=maybe")
     with pytest.raises(UsageError, match="needs a model"):
         made("dflash")
+
+
+def test_through_the_api_the_text_is_the_same(tmp_path: Path) -> None:
+    """With prices measured here and now: whatever is bought, nothing changes."""
+    from paceline.engine.llm import LLM
+
+    llm = LLM.from_target(target_at(tmp_path), TOKENIZER, speculate="off")
+    path = MARKOV.write(tmp_path / "head")
+    prompts = [PROMPT[:30], PROMPT[10:50], PROMPT[:31]]
+    for temperature in (0.0, 0.9):
+        params = SamplingParams(temperature=temperature, max_tokens=40, seed=3, ignore_eos=True)
+        plain = llm.generate(prompts, params)
+        for spec in (f"dspark:{path}", {"method": "dspark", "model": str(path), "num_speculative_tokens": 3}):
+            for one, other in zip(plain, llm.generate(prompts, params, speculate=spec), strict=True):
+                assert one.tokens == other.tokens
+    (drafter,) = llm._host.models.values()
+    assert drafter.broken is None
+    assert drafter._seats == {}

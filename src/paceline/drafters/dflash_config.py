@@ -20,6 +20,8 @@ from paceline.weights import hf_rope
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 
+MOST_SLOTS = 64
+
 _ANOTHER = "it was made for another model"
 _CHECK = "check that the whole checkpoint was downloaded, and that it is a DFlash or DSpark drafter"
 _RELATIVES = {
@@ -79,10 +81,6 @@ class BlockConfig:
         """Tokens that one block drafts."""
         return self.block if self.anchor_first else self.block - 1
 
-    @property
-    def method(self) -> str:
-        return "dspark" if self.markov or self.confidence else "dflash"
-
 
 def read_config(found: Checkpoint, *, layers: int, sample_from_anchor: bool | None = None) -> BlockConfig:
     """Make sense of a checkpoint.
@@ -106,7 +104,7 @@ def read_config(found: Checkpoint, *, layers: int, sample_from_anchor: bool | No
         decoder=_decoder(keys, kinds),
         causal=_causal(keys, kinds),
         taps=_taps(keys, layers),
-        block=keys.size("block_size", least=2),
+        block=_block(keys),
         mask=keys.size("mask_token_id", "noise_token_id", least=0),
         anchor_first=_anchor_first(keys, sample_from_anchor, markov is not None or confidence),
         vocab=keys.size("vocab_size"),
@@ -179,6 +177,13 @@ def _refuse_relatives(keys: _Keys) -> None:
         keys.unsupported(f"projector_type = {kind!r}", "'dflash' and 'dspark' run here")
     if (act := keys.get("hidden_act")) not in (None, "silu", "swish"):
         keys.unsupported(f"hidden_act = {act!r}", "'silu' runs here")
+
+
+def _block(keys: _Keys) -> int:
+    size = keys.size("block_size", least=2)
+    if size > MOST_SLOTS:
+        keys.unsupported(f"blocks of {size} slots", f"at most {MOST_SLOTS} run here")
+    return size
 
 
 def _decoder(keys: _Keys, kinds: Sequence[str]) -> DecoderConfig:

@@ -51,7 +51,7 @@ class Block:
 
 
 class BlockModel:
-    """Runs a block drafter; implements `core.Target` as far as measuring its passes needs it.
+    """Runs a block drafter; has of `core.Target` what measuring its passes takes.
 
     Attributes:
         config: sizes and conventions.
@@ -85,6 +85,7 @@ class BlockModel:
         self._record(found, lent, lender.context_limit)
         self.weight_bytes: int = self._program.weight_bytes
         self._logits: Floats = np.empty((0, self.rows), np.float32)
+        self._biases: Floats = np.empty((0, self.rows), np.float32)
 
     def file(self, features: Floats, start: int, table: Ids) -> None:
         """Compute and keep keys and values.
@@ -109,9 +110,8 @@ class BlockModel:
         size, first = self.config.block, 0 if self.config.anchor_first else 1
         tokens: Ids = np.full((len(blocks), size), self.config.mask, np.int32)
         tokens[:, 0] = [block.anchor for block in blocks]
-        places = np.array([block.start for block in blocks], np.int32)[:, None] + np.arange(
-            size, dtype=np.int32
-        )
+        starts: Ids = np.array([block.start for block in blocks], np.int32)
+        places: Ids = np.add.outer(starts, np.arange(size, dtype=np.int32))
         rows = _rows(
             tokens.reshape(-1), places.reshape(-1), [size] * len(blocks), [block.table for block in blocks]
         )
@@ -142,12 +142,6 @@ class BlockModel:
         """Run rows as those of blocks, to see how long that takes."""
         logits, _ = self._pass(rows, None)
         return Output(np.zeros(len(logits), np.int32), None)
-
-    def listen(self, layers: Sequence[int]) -> None:
-        assert not layers, "nobody reads a drafter's states"
-
-    def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._program.move(table, np.asarray(sources, np.int32), np.asarray(targets, np.int32))
 
     def copy_page(self, source: int, target: int) -> None:
         self._program.copy_page(source, target)
@@ -243,7 +237,6 @@ class BlockModel:
         program.feed(latent)
         program.quantize(latent, taken)
         program.head(taken, self._tensors.matrix("markov_head.markov_w2.weight", self.rows, rank))
-        self._biases: Floats = np.empty((0, self.rows), np.float32)
 
     def _pass(self, rows: Rows, reach: Ids | None) -> tuple[Floats, Floats]:
         """Logits of the wanted rows, and [R, width] what came before the head where somebody listens."""
