@@ -62,40 +62,41 @@ class Rehearsed:
     def __init__(self, model: NativeTarget, acceptance: float) -> None:
         self._model = model
         self.text: list[int] = []
-        self.round = 0
+        self.wrong: list[bool] = []
         self._acceptance = acceptance
         self._edge = np.float32(np.log(acceptance / (1 - acceptance) * (VOCABULARY - 1)))
         for name in ("vocab_size", "context_limit", "max_rows", "page_size", "pages"):
             setattr(self, name, getattr(model, name))
         self.move, self.copy_page = model.move, model.copy_page
 
+    def rehearse(self, text: list[int], seed: int) -> None:
+        """Know this text from now on, and fix where to be wrong."""
+        self.text = [*text, 0]
+        self.wrong = (np.random.default_rng(seed).random(len(self.text)) >= self._acceptance).tolist()
+
     def forward(self, rows: Rows) -> Output:
         output = self._model.forward(rows)
         if output.logits is not None and self.text:
-            for row, position in zip(output.logits, (rows.positions[rows.wanted] + 1).tolist(), strict=True):
+            for row, position in zip(output.logits, rows.positions[rows.wanted].tolist(), strict=True):
+                at = min(position + 1, len(self.text) - 1)
                 row[:] = 0.0
-                row[(self.text[min(position, len(self.text) - 1)] + self._wrong(position)) % VOCABULARY] = (
-                    self._edge
-                )
+                row[(self.text[at] + self.wrong[at]) % VOCABULARY] = self._edge
         return output
-
-    def _wrong(self, position: int) -> bool:
-        return bool(np.random.default_rng([self.round, position]).random() >= self._acceptance)
 
 
 def write_models(folder: Path) -> tuple[Path, Path]:
     extra = {f"w{i}": NORMAL for i in range(VOCABULARY - 257)}
     tokenizer = byte_level(["a b"], extra=extra)
     paths = []
-    for name, layers, hidden in (("target", 24, 3072), ("draft", 3, 2624)):
+    for name, layers, hidden in (("target", 24, 4608), ("draft", 3, 3808)):
         model = TinyModel(
             kind=TensorType.Q4_0,
             vocab=VOCABULARY,
             layers=layers,
-            heads=16,
+            heads=24,
             kv_heads=8,
             head_dim=64,
-            width=1024,
+            width=1536,
             hidden=hidden,
             context=4096,
         )
@@ -106,7 +107,7 @@ def write_models(folder: Path) -> tuple[Path, Path]:
 def run(llm: LLM, rehearsed: Rehearsed, spec: str, tokens: int, round_: int) -> Round:
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     plain = llm.generate(PROMPT, params, speculate="off")
-    rehearsed.text, rehearsed.round = PROMPT + plain.tokens, round_
+    rehearsed.rehearse(PROMPT + plain.tokens, round_)
     drafted = llm.generate(PROMPT, params, speculate=spec)
     again = llm.generate(PROMPT, params, speculate="off")
     assert drafted.tokens == plain.tokens == again.tokens
@@ -114,8 +115,8 @@ def run(llm: LLM, rehearsed: Rehearsed, spec: str, tokens: int, round_: int) -> 
     llm.clear()  # measuring overwrote the first pages
     token = target_costs.cost(1)
     checks = [target_costs.cost(1 + n) / token for n in range(LONGEST + 1)]
-    right = [not rehearsed._wrong(p) for p in range(len(PROMPT) + 1, len(rehearsed.text))]
-    acceptance = sum(right) / len(right)
+    missed = rehearsed.wrong[len(PROMPT) + 1 : -1]
+    acceptance = 1.0 - sum(missed) / len(missed)
     cost = draft_costs.cost(1) / token
     formula = max(Forecast(acceptance, n, cost, checks[n]).speedup for n in range(LONGEST + 1))
     seconds = (plain.timings.decode_s + again.timings.decode_s) / 2
@@ -133,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--acceptance", type=float, default=0.7)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, default=results.RESULTS)
     arguments = parser.parse_args()

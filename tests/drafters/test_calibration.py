@@ -7,7 +7,7 @@ import random
 import pytest
 
 from paceline.core import ROOT
-from paceline.drafters.calibration import LENGTH_CLASSES, Calibration, Luck, length_class
+from paceline.drafters.calibration import LENGTH_CLASSES, Calibration, Luck, QuickLuck, length_class
 from paceline.drafters.offer import Offer
 
 
@@ -81,3 +81,20 @@ def test_only_what_the_text_decided_is_learnt():
     assert signs([12, 20, 30]) == [-1, -1, 0, 0]
     assert signs([10, 20]) == [1, 0, 1, 0]
     assert signs([10, 20, 31]) == [1, 0, 1, -1], "guesses count though no node was made of them"
+
+
+def test_quick_luck_believes_the_first_guesses_most() -> None:
+    quick, plain = QuickLuck(), Luck()
+    for _ in range(3):
+        quick.record(0.5, False)
+        plain.record(0.5, False)
+    assert quick.log_odds < 2.5 * plain.log_odds < 0.0
+    for _ in range(200):
+        quick.record(0.5, True)
+        quick.record(0.5, False)
+    before = quick.log_odds
+    quick.record(0.5, True)
+    assert abs(quick.log_odds - before - Luck.RATE / 2) < 1e-12
+    for _ in range(500):
+        quick.record(0.5, True)
+    assert quick.log_odds == Luck.LIMIT

@@ -8,23 +8,23 @@ from paceline.planning.venture import Purse, Venture
 def test_a_request_loses_no_more_than_its_start() -> None:
     venture = Venture()
     assert venture.may_ask(1)
-    venture.settle(1, -2.1)
+    venture.settle(1, -3.1)
     assert not venture.may_ask(1)
     assert venture.may_ask(2)
 
 
 def test_all_requests_together_lose_no_more_than_theirs() -> None:
     venture = Venture()
-    for request in range(3):
+    for request in range(2):
         assert venture.may_ask(request)
-        venture.settle(request, -2.1)
+        venture.settle(request, -3.1)
     assert not venture.may_ask(5)  # a new one, with a purse of its own
 
 
 def test_losers_get_another_chance() -> None:
     venture = Venture()
     venture.may_ask(1)
-    venture.settle(1, -2.1)
+    venture.settle(1, -3.1)
     steps = 0
     while not venture.may_ask(1):
         steps += 1

@@ -60,8 +60,28 @@ class Luck:
         self.log_odds = 0.0
 
     def record(self, chance: float, hit: bool) -> None:
-        moved = self.log_odds + self.RATE * (hit - chance)
+        self._move(self.RATE, chance, hit)
+
+    def _move(self, rate: float, chance: float, hit: bool) -> None:
+        moved = self.log_odds + rate * (hit - chance)
         self.log_odds = max(-self.LIMIT, min(self.LIMIT, moved))
+
+
+class QuickLuck(Luck):
+    """Believes the first guesses most, for drafters whose guesses cost much: few must do to judge a text."""
+
+    __slots__ = ("_judged",)
+
+    FIRST_RATE = 0.4
+    FADE = 8.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._judged = 0
+
+    def record(self, chance: float, hit: bool) -> None:
+        self._judged += 1
+        self._move(max(self.RATE, self.FIRST_RATE / (1.0 + self._judged / self.FADE)), chance, hit)
 
 
 _LENGTH_CLASS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, *(7,) * 6, *(8,) * 8)

@@ -45,6 +45,9 @@ class DraftCache:
         self.model = model
         self.kv = KVCache(model.pages, model.page_size, model.copy_page)
         self._tracks: dict[Track, None] = {}  # those that hold pages, least recently used first
+        self._count: Ids = np.arange(max(model.context_limit, model.max_rows), dtype=np.int32)
+        self._zeros: Ids = np.zeros(model.max_rows, np.int32)
+        self._roots: Ids = np.full(model.max_rows, ROOT, np.int32)
 
     def settle(self, track: Track, ids: Sequence[int], loose: int) -> None:
         """Follow a text: keep what agrees with `ids`, forget the rest.
@@ -129,27 +132,45 @@ class DraftCache:
         return logits
 
     def _pass(self, feeds: Sequence[tuple[Track, Sequence[int]]]) -> list[Floats]:
-        counts = [len(feed) for _, feed in feeds]
-        ends = np.cumsum(counts, dtype=np.int32)
-        places: Ids = np.concatenate(
-            [np.arange(len(track), len(track) + len(feed), dtype=np.int32) for track, feed in feeds]
-        )
-        output = self.model.forward(
-            Rows(
-                tokens=np.fromiter((t for _, feed in feeds for t in feed), np.int32, int(ends[-1])),
-                positions=places,
-                slots=places.copy(),
-                parents=np.full(len(places), ROOT, np.int32),
-                sequences=np.repeat(np.arange(len(feeds), dtype=np.int32), counts),
-                tables=_tables([track for track, _ in feeds]),
-                wanted=ends - np.int32(1),
-                logits=True,
-            )
-        )
+        output = self.model.forward(self._single(*feeds[0]) if len(feeds) == 1 else _rows(feeds))
         for track, feed in feeds:
             track.tail.extend(feed)
         assert output.logits is not None
         return list(output.logits)
+
+    def _single(self, track: Track, feed: Sequence[int]) -> Rows:
+        """`_rows` of one track, most of it from arrays that are kept: it is asked for once per token."""
+        start, count = len(track), len(feed)
+        assert track.sequence is not None, "a pass without room made for it"
+        places = self._count[start : start + count]
+        return Rows(
+            tokens=np.array(feed, np.int32),
+            positions=places,
+            slots=places,
+            parents=self._roots[:count],
+            sequences=self._zeros[:count],
+            tables=track.sequence.table[None],
+            wanted=self._count[count - 1 : count],
+            logits=True,
+        )
+
+
+def _rows(feeds: Sequence[tuple[Track, Sequence[int]]]) -> Rows:
+    counts = [len(feed) for _, feed in feeds]
+    ends = np.cumsum(counts, dtype=np.int32)
+    places: Ids = np.concatenate(
+        [np.arange(len(track), len(track) + len(feed), dtype=np.int32) for track, feed in feeds]
+    )
+    return Rows(
+        tokens=np.fromiter((t for _, feed in feeds for t in feed), np.int32, int(ends[-1])),
+        positions=places,
+        slots=places.copy(),
+        parents=np.full(len(places), ROOT, np.int32),
+        sequences=np.repeat(np.arange(len(feeds), dtype=np.int32), counts),
+        tables=_tables([track for track, _ in feeds]),
+        wanted=ends - np.int32(1),
+        logits=True,
+    )
 
 
 def _tables(tracks: Sequence[Track]) -> Ids:

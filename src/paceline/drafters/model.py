@@ -19,7 +19,7 @@ from math import log, prod
 from typing import Protocol
 
 from paceline.core import ROOT, Context, Draft, Floats, Outcome, Prices, Target
-from paceline.drafters.calibration import Calibration, Features, Luck
+from paceline.drafters.calibration import Calibration, Features, Luck, QuickLuck
 from paceline.drafters.choice import Choices, request_sampler
 from paceline.drafters.draft_cache import DraftCache, Track
 from paceline.drafters.offer import Offer
@@ -49,7 +49,7 @@ _WEIGHTS = (*(0.9 * log(p / (1.0 - p)) for p in _CENTRES * _KINDS), *(0.0,) * 7)
 _FIRST_HOPE = 0.6
 """Chance of a drafted token before anything is known."""
 
-_HOPE_RATE, _HOPE_RATE_OF_ALL = 0.1, 0.02
+_HOPE_RATE, _HOPE_RATE_OF_ALL = 0.2, 0.02
 
 _OPTIMISM = 0.1
 """A new text may suit the draft model better than most: so much better, until it shows."""
@@ -221,7 +221,7 @@ class ModelDrafter:
         spelling = TextSpelling(self._translator) if self._telling else TokenSpelling(self._translator)
         sampler = request_sampler(context, self._choices.size, self._ends)
         hope = min(0.98, self._hope + _OPTIMISM)
-        return _Seat(spelling, sampler, hope, Track(), Luck(), Offer())
+        return _Seat(spelling, sampler, hope, Track(), QuickLuck(), Offer())
 
     def _follow(self, seat: _Seat, context: Context) -> None:
         """Learn what became of the last guesses, and take in what was written."""

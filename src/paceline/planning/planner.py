@@ -455,7 +455,8 @@ class Planner:
     ) -> Draft:
         """What one request gets of the nodes chosen for it, likeliest first, as far as its stake allows."""
         record = self._records[request]
-        if self.draft_length is None:
+        # What costly drafters may lose, rows included, is up to their purses.
+        if self.draft_length is None and self._costly.keys().isdisjoint(draft.sources):
             del chosen[_affordable(record.stake, draft, paths, chosen, prices) :]
         record.bought += len(chosen)
         earned: dict[str, float] = {}

@@ -38,7 +38,7 @@ class Venture:
     """
 
     START, MOST = 6.0, 24.0
-    START_EACH, MOST_EACH = 2.0, 8.0
+    START_EACH, MOST_EACH = 3.0, 8.0
 
     PROBES = 0.004
     MOST_PROBES = 1.0
