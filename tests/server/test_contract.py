@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,6 +62,26 @@ _maybe: dict[str, st.SearchStrategy[Any]] = {
     "guided_regex": st.just("[a-c]{1,5}"),
     "user": st.text(),
 }
+
+
+def test_docs_names_every_route_and_field_and_takes_nothing_from_elsewhere(live: Live) -> None:
+    page = live.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    for path, operations in DOCUMENT["paths"].items():
+        for method in operations:
+            assert f"<h2>{method.upper()} {path}</h2>" in page.text
+    for name, part in DOCUMENT["components"]["schemas"].items():
+        rows = page.text.partition(f'<h2 id="{name}">')[2].partition("</table>")[0]
+        assert re.findall("<tr><th>(.*?)<td>", rows) == list(part.get("properties", {}))
+    assert '<tr><th>messages<td>list of <a href="#Message">Message</a> (required)<td>\n' in page.text
+    top_p = (
+        "<tr><th>top_p<td>number<td>Keep the likeliest tokens that reach this probability (above 0 to 1)\n"
+    )
+    assert top_p in page.text
+    assert "tool_choice<td>&#x27;none&#x27; or &#x27;auto&#x27; or &#x27;required&#x27; or <a" in page.text
+    assert "//" not in page.text.replace("</", "")
+    for link in re.findall('href="(/[^"]*)"', page.text):
+        assert live.get(link).status_code == 200
 
 
 @given(

@@ -19,6 +19,7 @@ from paceline.server.backend import Backend, Model
 from paceline.server.failures import ApiError, from_error, plain_http
 from paceline.server.feed import Feed
 from paceline.server.guard import KeyGuard
+from paceline.server.reference import reference
 from paceline.server.reply import Choice, Reply, Wishes
 from paceline.server.respond import EventStream, whole
 from paceline.server.schema import (
@@ -30,7 +31,7 @@ from paceline.server.schema import (
     TokenizeRequest,
 )
 from paceline.server.settings import VERSION, Settings
-from paceline.server.wire import StrictRoute, invalid
+from paceline.server.wire import LARGE_BYTES, StrictRoute, invalid
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     backend, model = _backend(request, body.model)
     job, parser, forced = await _worker(
-        asking.chat_job, body, model, backend.settings.max_draft, pool=_pool(backend, body)
+        asking.chat_job, body, model, backend.settings.max_draft, pool=await _pool(request, body)
     )
     choices = [
         chat.Message(
@@ -89,7 +90,7 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
     """Continue one text or several."""
     backend, model = _backend(request, body.model)
     jobs, echoes = await _worker(
-        asking.completion_jobs, body, model, backend.settings.max_draft, pool=_pool(backend, body)
+        asking.completion_jobs, body, model, backend.settings.max_draft, pool=await _pool(request, body)
     )
     tokenizer, params = model.llm.tokenizer, jobs[0].params
     logprobs = params.logprobs is not None
@@ -121,7 +122,7 @@ async def one_model(name: str, request: Request) -> dict[str, Any]:
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Token ids of a prompt or a conversation, as the model would read it."""
     _, model = _backend(request, body.model)
-    ids = await _worker(asking.tokenize, body, model)
+    ids = await _worker(asking.tokenize, body, model, pool=await _pool(request, body))
     found: dict[str, Any] = {"count": len(ids), "max_model_len": model.llm.context_limit, "tokens": ids}
     if body.return_token_strs:
         tokenizer = model.llm.tokenizer
@@ -133,11 +134,13 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
     """The text of token ids; control tokens are written out."""
     _, model = _backend(request, body.model)
-    return {"prompt": await _worker(partial(model.llm.detokenize, skip_special=False), body.tokens)}
+    detokenized = partial(model.llm.detokenize, skip_special=False)
+    return {"prompt": await _worker(detokenized, body.tokens, pool=await _pool(request, body))}
 
 
 @router.get("/health", tags=["Operation"])
-@router.get("/v1/health", include_in_schema=False)
+@router.head("/health", include_in_schema=False)
+@router.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
 async def health(request: Request) -> dict[str, str]:
     """Whether the model is loaded. Needs no key."""
     _ = request.app.state.backend.model
@@ -159,12 +162,14 @@ async def version() -> dict[str, str]:
 
 def create_app(settings: Settings) -> FastAPI:
     """The application; `app.state.backend.serve` gives it its model."""
-    app = FastAPI(title="Paceline", version=VERSION, description="OpenAI's API, for a model that speculates")
+    about = "OpenAI's API, for a model that speculates"
+    app = FastAPI(title="Paceline", version=VERSION, description=about, docs_url=None, redoc_url=None)
     app.openapi = partial(_document, app)  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.backend = Backend(settings)
     app.include_router(router)
     app.include_router(page.router)
+    app.add_api_route("/docs", reference, include_in_schema=False)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     if settings.api_key is not None:
@@ -224,9 +229,10 @@ async def _answer(request: Request, body: Sampling, jobs: Any, reply: Reply) -> 
     return await whole(request, feed, reply, timeout=timeout)
 
 
-def _pool(backend: Backend, body: Sampling) -> Executor | None:
-    """Grammars can take long to compile; they must not keep the threads that all requests share."""
-    return backend.compilers if asking.compiles(body) else None
+async def _pool(request: Request, body: BaseModel) -> Executor | None:
+    """Where to work on a body: what can take long must not keep the threads that all requests share."""
+    slow = len(await request.body()) >= LARGE_BYTES or (isinstance(body, Sampling) and asking.compiles(body))
+    return request.app.state.backend.slow if slow else None
 
 
 async def _worker(function: Callable[..., T], *arguments: Any, pool: Executor | None = None) -> T:

@@ -11,7 +11,7 @@ from paceline.server.failures import plain_http
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _FOLDER = files("paceline.server") / "web"
 _FILES = {file.name: file.read_bytes() for file in _FOLDER.iterdir() if file.name.split(".")[-1] in _TYPES}
-_HEADERS = {
+HEADERS = {
     # A model's text is set as text, never as markup; this holds even if that were wrong.
     "Content-Security-Policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -36,4 +36,4 @@ async def part(name: str) -> Response:
 
 def _file(name: str) -> Response:
     kind = _TYPES[name.split(".")[-1]]
-    return Response(_FILES[name], headers=_HEADERS, media_type=f"{kind}; charset=utf-8")
+    return Response(_FILES[name], headers=HEADERS, media_type=f"{kind}; charset=utf-8")
