@@ -25,6 +25,8 @@ FinishReason = Literal["stop", "length", "abort"]
 ROOT = -1
 """Parent of a draft node that follows directly on the committed text."""
 
+_MOST_STOP_CHARS = 4096  # each is a state of what looks for them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -42,7 +44,8 @@ class SamplingParams:
         seed: key of the position noise. None draws one and reports it in the result.
         max_tokens: cap on generated tokens; None means up to the context limit.
         min_tokens: stop tokens cannot be sampled before this many tokens were generated.
-        stop: strings that end the text; the text is cut before the one that completes first.
+        stop: strings that end the text; the text is cut before the one that completes first. At most 4096
+            characters in all.
         stop_token_ids: token ids that end the text, besides the model's own end-of-generation ids.
         ignore_eos: do not end at the model's own end-of-generation ids.
         presence_penalty: subtracted once from the logit of each token already generated.
@@ -92,6 +95,8 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos is {self.ignore_eos!r}", "give True or False")
         object.__setattr__(self, "stop", _strings("stop", self.stop))
+        if (length := sum(map(len, self.stop))) > _MOST_STOP_CHARS:
+            raise RequestError(f"stop has {length} characters", f"give at most {_MOST_STOP_CHARS} in all")
         object.__setattr__(self, "stop_token_ids", tuple(token_ids("stop_token_ids", self.stop_token_ids)))
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(

@@ -50,11 +50,15 @@ class PromptTooLong(RequestError):
     Attributes:
         tokens: of the prompt.
         limit: most tokens of prompt and output together.
+
+    Args:
+        least: `tokens` is what the text must come to at least; it was not encoded.
     """
 
-    def __init__(self, tokens: int, limit: int) -> None:
+    def __init__(self, tokens: int, limit: int, *, least: bool = False) -> None:
+        count = f"at least {tokens}" if least else f"{tokens}"
         super().__init__(
-            f"the prompt has {tokens} tokens; the context limit is {limit}, output included",
+            f"the prompt has {count} tokens; the context limit is {limit}, output included",
             f"shorten the prompt to {limit - 1} tokens or raise max_model_len",
         )
         self.tokens = tokens

@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from paceline.server.schema import ChatRequest, CompletionRequest
 from support.live_server import Live, chat_llm, live_server, raw_post, read_all, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -69,6 +71,8 @@ def refused(answer: httpx.Response, status: int, param: str | None = None) -> st
         ("stop", 5, "stop is 5; it should be a valid string, or a valid list"),
         ("stop", [""], "empty string"),
         ("stop", ["a", None], "stop"),
+        ("stop", ["a" * 4000, "b" * 97], "stop has 4097 characters; give at most 4096 in all"),
+        ("prediction", {"type": "content", "content": "a" * 9000}, "the prediction has at least"),
         ("stop_token_ids", [-1], "stop_token_ids[0] is -1"),
         ("logit_bias", {"x": 1}, "logit_bias names 'x'"),
         ("logit_bias", {"262": 1}, "token ids are 0 to 261"),
@@ -108,7 +112,16 @@ def test_a_field_that_cannot_be_is_named(live: Live, field: str, value: Any, wor
         ({"messages": [{"role": "user"}]}, None, "messages[0] has no content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "image_url"),
         ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
-        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 101}, None, "101"),
+        (
+            {"messages": MESSAGES, "logprobs": True, "top_logprobs": 101},
+            "top_logprobs",
+            "top_logprobs is 101",
+        ),
+        (
+            {"messages": MESSAGES, "max_completion_tokens": -1},
+            "max_completion_tokens",
+            "max_completion_tokens is -1",
+        ),
         ({"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, None, "give one of them"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "own"),
         ({"messages": MESSAGES, "functions": []}, "functions", "use tools"),
@@ -166,6 +179,55 @@ def test_a_body_that_is_no_json(live: Live, data: bytes, words: str) -> None:
     for path in (TEXT, CHAT, "/tokenize", "/detokenize"):
         answer = live.client.post(path, content=data, headers=JSON)
         assert words in refused(answer, 400)
+
+
+def test_variables_of_a_template_may_have_any_name(live: Live) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 3, "temperature": 0}
+    expected = live.post(CHAT, body).json()["choices"]
+    for name in ("tokenizer", "self", "limit", "kwargs", "cls", "value", "__class__", "two words", ""):
+        answer = live.post(CHAT, body | {"chat_template_kwargs": {name: "x"}})
+        assert answer.json().get("choices") == expected, name
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        (CHAT, {"messages": [1] * 9000}, "messages[0] is 1; it should be a valid dictionary"),
+        (CHAT, {"messages": MESSAGES, "stop": [1] * 9000}, "stop"),
+        (TEXT, {"prompt": [0.5] * 4000}, "prompt"),
+        (TEXT, {"prompt": [[0.5]] * 2000}, "prompt"),
+    ],
+)
+def test_of_a_thousand_faults_one_is_reported(path: str, body: dict[str, Any], words: str) -> None:
+    """Each of them would be a Python object with its place and its message."""
+    with pytest.raises(ValidationError) as caught:
+        (ChatRequest if path == CHAT else CompletionRequest).model_validate(body)
+    assert caught.value.error_count() <= 4  # one for each way to read the field
+
+
+def test_objects_of_very_many_fields_are_refused() -> None:
+    with live_server(chat_llm()) as live:
+        for place in ({}, {"metadata": {}}):
+            body: dict[str, Any] = {"prompt": "a"} | place
+            body.get("metadata", body).update({f"k{i}": 1 for i in range(2**16 + 1)})
+            assert "fields; the limit is 65536" in refused(live.post(TEXT, body), 400)
+        many = {f"k{i}": 1 for i in range(2**16)}
+        assert live.post(TEXT, {"prompt": "a", "max_tokens": 1, "metadata": many}).status_code == 200
+
+
+def test_texts_that_cannot_fit_are_refused_unread(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    pieces = live.llm.tokenizer._pieces
+    monkeypatch.setattr(type(pieces), "encode", lambda _, text: read.append(text) or [])
+    longest = "a" * 15_000
+    for path, prompt in (
+        (TEXT, {"prompt": longest}),
+        (CHAT, {"messages": [{"role": "user", "content": longest}]}),
+    ):
+        message = refused(live.post(path, prompt), 413)
+        assert "the prompt has at least" in message
+        assert "the context limit is 128" in message
+    assert read == []
 
 
 def test_text_that_is_no_unicode(live: Live) -> None:

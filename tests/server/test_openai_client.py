@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -256,14 +257,22 @@ def test_errors_are_the_clients_own(live: Live, client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError, match="16384") as caught:
         ask(messages=long)
     assert caught.value.status_code == 413
-    with pytest.raises(openai.RateLimitError):
+    with pytest.raises(openai.BadRequestError, match="128 texts are asked for at once; the limit is 32"):
         ask(n=128)
+    target: Any = live.llm.engine.target
+    target.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, n=32)
+        until(lambda: live.stats().running + live.stats().waiting == 32)
+        with pytest.raises(openai.RateLimitError):
+            ask()
+        target.gate.set()
+        waiting.result()
     with (
         openai.OpenAI(base_url=live.url + "/v1", api_key="wrong", max_retries=0) as stranger,
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.models.list()
-    target: Any = live.llm.engine.target
     target.fail = RuntimeError("secret")
     with pytest.raises(openai.InternalServerError):
         ask()

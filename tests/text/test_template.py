@@ -162,6 +162,16 @@ def test_hostile_templates_are_stopped(name: str, template: Any) -> None:
     assert threading.active_count() == threads
 
 
+def test_a_conversation_that_is_too_long_is_not_the_template_s_fault(template: Any) -> None:
+    made = template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    long = [{"role": "user", "content": "a" * 5_000_000}]
+    with pytest.raises(
+        RequestError, match=r"the messages take 50000\d\d characters, and .* longer than 4194304"
+    ):
+        made.render(long)
+    assert made.render(USER) == USER[0]["content"]
+
+
 def test_a_stopped_template_is_stopped_again_and_harmless_messages_still_render(template: Any) -> None:
     made = template("{{ 'a' * messages[0].content | int }}")
     for _ in range(2):

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers.decoders import ByteLevel
 
-from paceline.errors import ModelFileError, RequestError, UnsupportedModelError
+from paceline.errors import ModelFileError, PromptTooLong, RequestError, UnsupportedModelError
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf import GGUFFile
 from support.text_corpus import corpus, digest
@@ -206,6 +206,30 @@ def test_tokens_outside_the_alphabet_spell_themselves() -> None:
     tokenizer = Tokenizer.from_gguf(byte_level(extra={"<｜é｜>": CONTROL, "日": UNUSED, "[PAD9]": UNUSED}))
     assert [tokenizer.token_bytes(i).decode() for i in (257, 258, 259)] == ["<｜é｜>", "日", "[PAD9]"]
     assert tokenizer.token_bytes(byte_characters().index("Ġ")) == b" "
+
+
+@given(st.text(st.sampled_from("ab \n<e>é你▁"), max_size=60), st.booleans())
+@example("▁" * 60, False)
+def test_no_text_that_fits_is_refused_unread(text: str, special: bool) -> None:
+    extra = {"<e>": CONTROL, "<<": USER_DEFINED}
+    for made in (
+        byte_level(["a b", "ab a"], extra=extra),
+        sentencepiece({"ab": -1.0, "▁a": -2.0, "▁▁▁": -3.0}),
+    ):
+        tokenizer = Tokenizer.from_gguf(made)
+        found = tokenizer.encode(text, parse_special=special)
+        assert tokenizer.encode(text, parse_special=special, limit=len(found) + 1) == found
+
+
+def test_a_text_that_cannot_fit_is_refused_unread() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level(["a b", "ab a"], extra={"<e>": CONTROL}))
+    assert tokenizer.encode("aba" * 4, limit=5) == [257] * 4
+    words = "the prompt has at least 5 tokens; the context limit is 5"
+    with pytest.raises(PromptTooLong, match=words) as caught:
+        tokenizer.encode("aba" * 4 + "a", limit=5)
+    assert (caught.value.tokens, caught.value.limit) == (5, 5)
+    broken = tokenizer.encode("\U000f0000".join("aba" * 4), breaker="\U000f0000", limit=5)
+    assert broken == [257] * 4
 
 
 def test_a_lone_surrogate_is_refused_with_its_place() -> None:

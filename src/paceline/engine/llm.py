@@ -409,13 +409,13 @@ class LLM:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            ids = self.tokenize(prompt)
+            ids = self.tokenizer.encode(prompt, parse_special=True, limit=self.context_limit)
         elif messages := [message for message in _parts(prompt) if isinstance(message, Mapping)]:
             if self.chat_template is None:
                 raise RequestError("this model has no chat template", "give the prompt as text")
             if len(messages) < len(prompt):
                 raise RequestError("the prompt mixes messages with something else", "give messages only")
-            ids = self.chat_template.encode(self.tokenizer, messages)
+            ids = self.chat_template.encode(self.tokenizer, messages, self.context_limit)
         else:
             ids = token_ids("the prompt", prompt)
         if not ids and self.tokenizer.bos_id is not None:

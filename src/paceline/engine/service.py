@@ -13,7 +13,7 @@ from typing import Self
 from paceline.core import Constraint, DrafterStats, SamplingParams, is_whole
 from paceline.engine.llm import LLM, Prompt, Speculate
 from paceline.engine.request import Chunk, Request
-from paceline.errors import QueueFull, ShuttingDown, UsageError
+from paceline.errors import QueueFull, RequestError, ShuttingDown, UsageError
 
 _log = logging.getLogger("paceline")
 
@@ -133,7 +133,7 @@ class Service:
             ShuttingDown: after `drain` or `close`.
         """
         with self._changed:
-            self._refuse(params.n)
+            self._check(params.n)
         requests = self._llm.requests(
             prompt,
             params,
@@ -143,11 +143,21 @@ class Service:
             max_draft=max_draft,
         )
         with self._changed:
-            self._refuse(params.n)
+            self._check(params.n)
             self._live.update(dict.fromkeys(requests, deliver))
             self._llm.enqueue(requests)
             self._changed.notify_all()
         return Ticket(self._llm, requests)
+
+    def admit(self, count: int) -> None:
+        """Raise what `submit` would if so many texts were asked for now, in however many prompts."""
+        with self._changed:
+            self._check(count)
+
+    @property
+    def capacity(self) -> int:
+        """Most texts that may run and wait at a time."""
+        return self._max_queue + self._llm.engine.scheduler.max_num_seqs
 
     def snapshot(self) -> ServiceStats:
         """The numbers of this moment; waits for nothing."""
@@ -195,11 +205,15 @@ class Service:
     ) -> None:
         self.close()
 
-    def _refuse(self, count: int) -> None:
+    def _check(self, count: int) -> None:
         if self._refusing:
             raise ShuttingDown
-        limit = self._max_queue + self._llm.engine.scheduler.max_num_seqs
-        if len(self._live) + count > limit:
+        if count > self.capacity:
+            raise RequestError(
+                f"{count} texts are asked for at once; the limit is {self.capacity}",
+                "ask for fewer at a time",
+            )
+        if len(self._live) + count > self.capacity:
             raise QueueFull(max(0, len(self._live) - self._llm.engine.running), self._max_queue)
 
     def _run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from paceline.core import Constraint, SamplingParams
 from paceline.drafters import registry
 from paceline.engine.llm import Speculate
-from paceline.errors import PacelineError, RequestError, suggest
+from paceline.errors import PacelineError, PromptTooLong, RequestError, suggest
 from paceline.server.backend import Model
 from paceline.server.failures import ApiError
 from paceline.server.feed import Job
@@ -58,6 +59,9 @@ def chat_job(body: ChatRequest, model: Model, ceiling: int) -> Chat:
     if body.top_logprobs is not None and not body.logprobs:
         raise _bad("top_logprobs", "top_logprobs needs logprobs: true")
     more = {"max_tokens": tokens, "logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    names = {"logprobs": "top_logprobs"}
+    if body.max_tokens is None:
+        names["max_tokens"] = "max_completion_tokens"
     tools = [] if body.tool_choice == "none" else [_plain(tool) for tool in body.tools or ()]
     form = _form(model) if tools else None
     job = Job(
@@ -67,14 +71,15 @@ def chat_job(body: ChatRequest, model: Model, ceiling: int) -> Chat:
             tools=tools,
             add_generation_prompt=body.add_generation_prompt,
             kwargs=body.chat_template_kwargs,
+            limit=model.llm.context_limit,
         ),
-        params=_params(body, model, more),
+        params=_params(body, model, more, names),
         constraint=_either(_constraint(body, model), _calls(body, tools, form, model)),
         prediction=_prediction(body.prediction, model),
         **_speculation(body, ceiling),
     )
-    names = [tool["function"]["name"] for tool in tools]
-    parser = None if form is None else partial(ToolCallParser, form, names)
+    functions = [tool["function"]["name"] for tool in tools]
+    parser = None if form is None else partial(ToolCallParser, form, functions)
     return Chat(job, parser, isinstance(body.tool_choice, ToolChoice))
 
 
@@ -120,7 +125,7 @@ def completion_jobs(body: CompletionRequest, model: Model, ceiling: int) -> tupl
     prompts = _prompts(body.prompt)
     if len(prompts) > _MOST_PROMPTS:
         raise _bad("prompt", f"there are {len(prompts)} prompts; the limit is {_MOST_PROMPTS}")
-    params = _params(body, model, {"logprobs": body.logprobs})
+    params = _params(body, model, {"logprobs": body.logprobs}, {})
     constraint = _constraint(body, model)
     shared: dict[str, Any] = {
         "params": params,
@@ -129,7 +134,7 @@ def completion_jobs(body: CompletionRequest, model: Model, ceiling: int) -> tupl
     }
     jobs, echoes = [], []
     for prompt in prompts:
-        ids = _ids(prompt, model, body.add_special_tokens is not False)
+        ids = _ids(prompt, model, body.add_special_tokens is not False, model.llm.context_limit)
         fresh = None if constraint is None else constraint.fresh()
         jobs.append(Job(prompt=ids, constraint=fresh, **shared))
         echoes.append(_echo(prompt, model) if body.echo else "")
@@ -143,8 +148,9 @@ def chat_ids(
     tools: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool | None,
     kwargs: Mapping[str, Any] | None,
+    limit: int | None = None,
 ) -> list[int]:
-    """Token ids of a conversation, as the model's template writes it."""
+    """Token ids of a conversation, as the model's template writes it; fewer than `limit`, if it is given."""
     template = model.llm.chat_template
     if template is None:
         raise _bad("messages", "this model has no chat template; use /v1/completions, or --chat-template")
@@ -155,6 +161,7 @@ def chat_ids(
     return template.encode(
         model.llm.tokenizer,
         [_plain_message(message, template.source) for message in messages],
+        limit,
         add_generation_prompt=add_generation_prompt is not False,
         tools=tools or None,
         **(kwargs or {}),
@@ -166,7 +173,7 @@ def tokenize(body: TokenizeRequest, model: Model) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise _bad("prompt", "give either prompt or messages")
     if body.messages is None:
-        return _ids(body.prompt or "", model, body.add_special_tokens is not False)
+        return _ids(body.prompt or "", model, body.add_special_tokens is not False, None)
     return chat_ids(
         model,
         body.messages,
@@ -196,7 +203,15 @@ def _plain_message(message: Message, template: str) -> dict[str, Any]:
     return plain
 
 
-def _params(body: Sampling, model: Model, more: Mapping[str, Any]) -> SamplingParams:
+def _params(
+    body: Sampling, model: Model, more: Mapping[str, Any], names: Mapping[str, str]
+) -> SamplingParams:
+    """Sampling parameters of a body.
+
+    Args:
+        more: those that the body calls otherwise.
+        names: what it calls them, where that is not their own name.
+    """
     given = {name: getattr(body, name) for name in _PLAIN} | dict(more)
     values = dict(model.defaults) | {name: value for name, value in given.items() if value is not None}
     if body.logit_bias:
@@ -204,9 +219,9 @@ def _params(body: Sampling, model: Model, more: Mapping[str, Any]) -> SamplingPa
     try:
         return SamplingParams(**values)
     except RequestError as error:
-        field = error.message.partition(" ")[0].partition("[")[0]
-        message = f"{error.message}; {error.hint}"
-        raise ApiError(400, message, param=field, code="invalid_value") from None
+        found, rest = re.match(r"(\w*)(.*)", error.message, re.DOTALL).groups()  # type: ignore[union-attr]
+        field = names.get(found, found)
+        raise _bad(field, f"{field}{rest}; {error.hint}") from None
 
 
 def _bias(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
@@ -304,7 +319,12 @@ def _prediction(prediction: Prediction | None, model: Model) -> list[int] | None
         return None
     content = prediction.content
     text = content if isinstance(content, str) else "".join(part.text for part in content)
-    return model.llm.tokenizer.encode(text, add_special=False)
+    limit = model.llm.context_limit
+    try:
+        return model.llm.tokenizer.encode(text, add_special=False, limit=limit)
+    except PromptTooLong as error:
+        text = f"the prediction has at least {error.tokens} tokens; the context limit is {limit}; shorten it"
+        raise _bad("prediction", text) from None
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -317,9 +337,9 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def _ids(prompt: str | list[int], model: Model, special: bool) -> list[int]:
+def _ids(prompt: str | list[int], model: Model, special: bool, limit: int | None) -> list[int]:
     if isinstance(prompt, str):
-        return model.llm.tokenizer.encode(prompt, add_special=special, parse_special=True)
+        return model.llm.tokenizer.encode(prompt, add_special=special, parse_special=True, limit=limit)
     return prompt
 
 

@@ -40,14 +40,14 @@ class Backend:
 
     Attributes:
         created: when the server started, as a Unix time.
-        compilers: threads for grammars from outside.
+        slow: few threads, for what can take seconds and much memory: grammars, megabytes of text.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.names[0])
         self.created = int(time.time())
-        self.compilers = ThreadPoolExecutor(2, "paceline-grammar")
+        self.slow = ThreadPoolExecutor(2, "paceline-slow")
         self._model: Model | None = None
         self._ending = False
 
@@ -79,7 +79,7 @@ class Backend:
     def close(self) -> None:
         """Cancel what still runs, and let go of the model."""
         self._ending = True
-        self.compilers.shutdown(wait=False, cancel_futures=True)
+        self.slow.shutdown(wait=False, cancel_futures=True)
         if self._model is not None:
             self._model.service.close()
             self._model.llm.close()

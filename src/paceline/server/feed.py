@@ -65,8 +65,9 @@ class Feed:
     def submit(self, service: Service, jobs: Sequence[Job]) -> None:
         """Submit all jobs or none. Takes a while; not for the event loop's thread.
 
-        Raises what `Service.submit` raises.
+        Raises what `Service.submit` raises, and RequestError if all together can never be taken.
         """
+        service.admit(sum(job.params.n for job in jobs))
         try:
             for index, job in enumerate(jobs):
                 arguments: dict[str, Any] = {name: getattr(job, name) for name in job.__slots__}

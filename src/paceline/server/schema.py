@@ -6,7 +6,7 @@ engine check them, so that each limit is stated once and its error names it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,8 +26,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
 
+T = TypeVar("T")
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which only the first fault is reported: a million faults take seconds and gigabytes."""
+
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+Ids = Annotated[Many[TokenId], Field(min_length=1)]
 
 
 class StreamOptions(Body):
@@ -37,7 +41,7 @@ class StreamOptions(Body):
 class Speculation(Body):
     """How to speculate for this request alone. The text is the same whatever is chosen."""
 
-    drafter: str | list[str] | None = Field(None, description="auto, off, or names of drafters")
+    drafter: str | Many[str] | None = Field(None, description="auto, off, or names of drafters")
     max_draft: int | None = _number(0, 64, "Most draft tokens per pass; at most the server's own ceiling")
     off: bool | None = Field(None, description="true: write every token with the model alone")
 
@@ -48,7 +52,7 @@ class StructuredOutputs(Body):
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON Schema")
     json_object: bool | None = Field(None, description="true: any JSON object")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     grammar: str | None = Field(None, description="A Lark grammar, in llguidance's dialect")
 
 
@@ -70,8 +74,8 @@ class Sampling(Body):
     repetition_penalty: float | None = _number(0, 100, "Divides logits of tokens already seen", above=True)
     logit_bias: dict[str, float] | None = Field(None, description="Token id, as text, to what is added")
     seed: int | None = _number(-(2**63), 2**64 - 1, "Default: drawn, and reported")
-    stop: str | list[str] | None = Field(None, description="End before this text")
-    stop_token_ids: list[TokenId] | None = Field(None, description="End at these ids too")
+    stop: str | Many[str] | None = Field(None, description="End before this text")
+    stop_token_ids: Many[TokenId] | None = Field(None, description="End at these ids too")
     ignore_eos: bool | None = Field(None, description="Write on past the model's own end")
     verification: Literal["coupled", "rejection"] | None = Field(
         None, description="coupled: same bytes as without speculation; rejection: same distribution"
@@ -79,7 +83,7 @@ class Sampling(Body):
     grammar: str | None = Field(None, description="A Lark grammar, in llguidance's dialect")
     guided_json: dict[str, Any] | str | None = Field(None, description="A JSON Schema")
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     speculation: Speculation | None = None
@@ -125,15 +129,15 @@ class Message(BaseModel):
     )
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Many[TextPart] | None = None
+    tool_calls: Many[ToolCall] | None = None
 
 
 class Prediction(Body):
     """OpenAI's predicted output: text that the answer will resemble, from which drafts are taken."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Many[TextPart]
 
 
 class JsonSchema(Body):
@@ -173,26 +177,26 @@ class ToolChoice(Body):
 class ChatRequest(Sampling):
     """The body of /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Many[Message] = Field(min_length=1)
     max_completion_tokens: int | None = _number(0, 2**31 - 1, "The newer name of max_tokens")
     logprobs: bool | None = None
-    top_logprobs: int | None = _number(0, 20, "Likeliest alternatives per token; needs logprobs")
+    top_logprobs: int | None = _number(0, 100, "Likeliest alternatives per token; needs logprobs")
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Many[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the template")
     add_generation_prompt: bool | None = Field(None, description="End with what begins an answer")
-    modalities: list[Literal["text"]] | None = None
+    modalities: Many[Literal["text"]] | None = None
 
 
 class CompletionRequest(Sampling):
     """The body of /v1/completions."""
 
-    prompt: str | list[str] | Ids | list[Ids]
+    prompt: str | Many[str] | Ids | Many[Ids]
     echo: bool | None = Field(None, description="Put the prompt in front of the text")
-    logprobs: int | None = _number(0, 20, "Likeliest alternatives per token")
+    logprobs: int | None = _number(0, 100, "Likeliest alternatives per token")
     prediction: Prediction | None = None
     add_special_tokens: bool | None = Field(None, description="Begin with BOS, where the model wants it")
 
@@ -202,8 +206,8 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
+    tools: Many[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
@@ -214,7 +218,7 @@ class DetokenizeRequest(Body):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Many[TokenId]
 
 
 class ErrorBody(BaseModel):

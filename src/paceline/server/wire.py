@@ -25,6 +25,9 @@ _SHOWN_CHARACTERS = 80
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # or a whole one
 _EXACT = 2**53  # below it every whole number is a float of its own
 _MOST_LEVELS = 64  # more than any schema or message needs; what reads them calls itself
+_MOST_FIELDS = 1 << 16  # of one object; each may be a fault to report
+LARGE_BYTES = 1 << 17
+"""A body from here on is worked on by the threads that are kept for what takes long."""
 
 
 class BoundedRequest(Request):
@@ -44,7 +47,11 @@ class BoundedRequest(Request):
         return self._bytes
 
     async def json(self) -> Any:
-        return parse_json(await self.body())
+        data = await self.body()
+        if len(data) < LARGE_BYTES:
+            return parse_json(data)
+        pool = self.app.state.backend.slow
+        return await asyncio.get_running_loop().run_in_executor(pool, parse_json, data)
 
     async def _collect(self, limit: int) -> bytes:
         data = bytearray()
@@ -94,15 +101,19 @@ def parse_json(data: bytes) -> Any:
         raise _bad_json(f"it is nested deeper than {_MOST_LEVELS} levels") from None
     except ValueError as error:  # a number of thousands of digits, or one that is none
         raise _bad_json(str(error).partition(":")[0]) from None
-    _refuse_depth(value)
+    _refuse_excess(value)
     if _HALF_PAIR.search(data):
         _refuse_half_pairs(value)
     return value
 
 
-def _refuse_depth(value: object) -> None:
+def _refuse_excess(value: object) -> None:
     level: list[Any] = [value]
     for _ in range(_MOST_LEVELS + 1):
+        fields = max((len(one) for one in level if isinstance(one, dict)), default=0)
+        if fields > _MOST_FIELDS:
+            message = f"an object in the body has {fields} fields; the limit is {_MOST_FIELDS}"
+            raise ApiError(400, message, code="invalid_value")
         inside = [one.values() if isinstance(one, dict) else one for one in level if _is_container(one)]
         level = [child for children in inside for child in children]
         if not level:

@@ -56,6 +56,7 @@ class ByteLevelBPE:
     """Encodes plain text (no special tokens), and spells tokens as bytes."""
 
     lead = Lead.NONE
+    whole = True
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         pre = required(metadata, "pre", str)

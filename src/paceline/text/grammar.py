@@ -313,7 +313,9 @@ def schema_text(source: Any) -> str:
     if isinstance(source, str):
         try:
             source = json.loads(source)
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise RequestError("the JSON schema nests too deeply", "simplify it") from None
+        except ValueError as error:
             raise RequestError(f"the JSON schema is not valid JSON: {error}", "check its syntax") from None
     if source is True:
         source = {}

@@ -33,6 +33,7 @@ class LibraryPieces:
         if not self._byte_level:
             _refuse_gaps(vocabulary)
         self.lead = _take_lead(description)
+        self.whole = self._byte_level and description["normalizer"] is None
         _hide_control_tokens(description, vocabulary)
         self._library = _build(description)
 

@@ -159,7 +159,7 @@ class _Session:
         for part in self._template.generate(variables):
             room -= len(part)
             if room < 0:
-                raise SecurityError(f"its output is longer than {OUTPUT_CHARS} characters")
+                raise OverflowError(f"its output is longer than {OUTPUT_CHARS} characters")
             parts.append(part)
         return "".join(parts)
 

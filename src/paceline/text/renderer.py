@@ -14,6 +14,7 @@ from paceline.text.worker import Worker, out_of_time
 _SCRIPT = Path(__file__).with_name("render_worker.py")
 _MAX_TEMPLATE_CHARS = 1 << 20
 _MAX_REQUEST_CHARS = 8 << 20
+_LARGE_REQUEST_CHARS = 1 << 19  # from here on a bound that was broken is the request's fault
 _START_SECONDS = 30.0
 _RENDER_SECONDS = 5.0
 _NOT_THIS_TEMPLATE = "use another file of this model, or give the prompt as text"
@@ -49,8 +50,9 @@ class Renderer:
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the rendered text.
 
-        Raises RequestError for variables the template refuses or cannot render, ModelFileError for a
-        template that does not compile or breaks a bound, ResourceError when no process can be started.
+        Raises RequestError for variables the template refuses or cannot render, or that are too
+        many for it, ModelFileError for a template that does not compile or breaks a bound, ResourceError when
+        no process can be started.
         """
         try:
             request = json.dumps(variables)
@@ -66,6 +68,12 @@ class Renderer:
         with self._lock:
             self._running()
             reply = self._ask(request, _RENDER_SECONDS)
+        why = reply.get("hostile")
+        if why is not None and len(request) > _LARGE_REQUEST_CHARS:
+            raise RequestError(
+                f"the messages take {len(request)} characters, and the chat template was stopped: {why}",
+                "shorten them",
+            )
         return self._text(reply)
 
     def _running(self) -> None:

@@ -49,6 +49,7 @@ class SentencePieceBPE:
             )
         # Words can be joined on their own unless some token reaches from a word into the next space.
         crossing = any(_WORD_OVER_SPACE.search(text) for text in self._ids)
+        self.whole = len(self._id_of_byte) > 0  # else unknown characters become one token
         self._words = re.compile("(?s).+") if crossing else _WORD
         self._cache: dict[str, list[int]] = {}
 

@@ -62,6 +62,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -86,12 +87,14 @@ class ChatTemplate:
         self,
         tokenizer: Tokenizer,
         messages: Sequence[Message],
+        limit: int | None = None,
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> list[int]:
-        """Return the prompt as token ids. Takes what `render` takes.
+        """Return the prompt as token ids. Takes what `render` takes, and `limit` as `Tokenizer.encode` does.
 
         Special tokens that the template writes become those tokens; the same text inside messages or
         tools stays text, so a user cannot end a turn or begin another.
@@ -106,7 +109,7 @@ class ChatTemplate:
         for before, after in zip(variables["messages"], guarded["messages"], strict=True):
             after["role"] = before["role"]
         text = self._render(guarded)
-        return tokenizer.encode(text, add_special=False, parse_special=True, breaker=breaker)
+        return tokenizer.encode(text, add_special=False, parse_special=True, breaker=breaker, limit=limit)
 
     def _render(self, variables: dict[str, Any]) -> str:
         renderer = self._tools_renderer if variables["tools"] else self._renderer

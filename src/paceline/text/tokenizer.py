@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
-from paceline.errors import RequestError
+from paceline.errors import PromptTooLong, RequestError
 from paceline.text.byte_level import ByteLevelBPE
 from paceline.text.library import LibraryPieces
 from paceline.text.sentencepiece import SentencePieceBPE
@@ -20,6 +20,11 @@ class _Pieces(Protocol):
 
     @property
     def lead(self) -> Lead: ...
+
+    @property
+    def whole(self) -> bool:
+        """Whether the bytes of the tokens are those of the text, every one of them."""
+        ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -68,6 +73,7 @@ class Tokenizer:
         parse_special: bool = False,
         breaker: str = "",
         continuing: bool = False,
+        limit: int | None = None,
     ) -> list[int]:
         """Return the token ids of `text`.
 
@@ -78,8 +84,16 @@ class Tokenizer:
             breaker: a character that keeps text around it from being recognised as a special token
                 and is then dropped; chat templates use it on what users wrote.
             continuing: the text follows other text, so SentencePiece's leading space is left out.
+            limit: so many tokens are of no use. A text that must have more is refused unread: encoding
+                megabytes takes seconds, and hundreds of bytes of memory for each of them.
+
+        Raises:
+            RequestError: the text is not valid Unicode, or holds a byte that no token spells.
+            PromptTooLong: it cannot have fewer tokens than `limit`.
         """
         _refuse_what_is_no_text(text)
+        if limit is not None and (least := self._least(text, breaker)) >= limit:
+            raise PromptTooLong(least, limit, least=True)
         ids = [self.bos_id] if add_special and self.bos_id is not None and self.add_bos else []
         matcher = self._special if parse_special else self._marked
         ids += self._parts(text, matcher, breaker, opening=not continuing)
@@ -127,6 +141,20 @@ class Tokenizer:
         too, so that it cannot be completed by what a template puts beside it.
         """
         return self._control.break_up(text, breaker)
+
+    def _least(self, text: str, breaker: str) -> int:
+        """Fewest tokens that spell `text`; 0 where that cannot be told."""
+        swallows = self._vocabulary.left_strip or self._vocabulary.right_strip
+        if not self._pieces.whole or swallows:
+            return 0
+        spelled = text.replace("▁", " ")  # SentencePiece reads both as a space
+        if breaker:
+            spelled = spelled.replace(breaker, "")
+        return -(-len(spelled.encode()) // self._longest_bytes)
+
+    @cached_property
+    def _longest_bytes(self) -> int:
+        return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
 
     def _parts(
         self, text: str, matcher: _Matcher, breaker: str, opening: bool, first: bool = True
