@@ -99,7 +99,8 @@ def test_an_engine_flag_and_its_variable_change_the_engine(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def effect(engine: EngineFlags) -> Any:
-        return getattr(engine, name) if name in ("threads", "quantize", "max_model_len") else engine.speculation()
+        plain = name in ("threads", "quantize", "max_model_len")
+        return getattr(engine, name) if plain else engine.speculation()
 
     typed, expected = ENGINE[name]
     assert effect(parsed([])[1]) != expected
