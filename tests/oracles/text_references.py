@@ -62,7 +62,7 @@ class LlamaServer:
 
     def ask(self, path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(self._url + path, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=600) as reply:
             return json.load(reply)
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
