@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from paceline.core import SamplingParams
 from paceline.drafters.loading import load_head
+from paceline.drafters.registry import configure
 from paceline.engine.engine import Engine
 from paceline.errors import ModelFileError, UnsupportedModelError
 from paceline.models.target import NativeTarget
@@ -21,6 +23,7 @@ from support.folders import TinyFolder, encoded, safetensors_bytes
 from support.gguf_writer import write_gguf
 from support.head_targets import MODEL, compare, drafter_for, host_for, reference_for, target_for
 from support.planners import FixedPlanner
+from support.tiny_heads import Array
 from support.tiny_mtp import ReferenceMtp, TinyMtp
 from support.tiny_tokenizer import VOCAB_SIZE
 
@@ -86,10 +89,10 @@ def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
         drafter_for(target_for(tmp_path), path)
 
 
-def with_head(folder: TinyFolder, tiny: TinyMtp, path: Path) -> Path:
+def with_head(folder: TinyFolder, tiny: TinyMtp, path: Path, more: Mapping[str, Array] | None = None) -> Path:
     """A folder that ships its head."""
     folder.write(path)
-    head = {tiny.name(name): values for name, values in tiny.arrays_of(0).items()}
+    head = {**dict(more or {})} | {tiny.name(name): values for name, values in tiny.arrays_of(0).items()}
     stored = {name: encoded(values, "F32") for name, values in {**folder.arrays(), **head}.items()}
     (path / "model.safetensors").write_bytes(safetensors_bytes(stored))
     return path
@@ -110,6 +113,8 @@ def test_a_model_that_ships_its_head_needs_no_path(name: str, tmp_path: Path) ->
         target = NativeTarget.load(file, threads=1, max_model_len=256)
         drafter: Any = load_head(host_for(target), kind="mtp", dtype="f32")
         assert drafter.head.checkpoint.layout == layout
+        found = configure("auto", vocab_size=258, host=host_for(target)).drafters
+        assert [its.name for its in found] == ["mtp", "grammar", "suffix", "prediction"]
         plain = run(Engine(target, TOKENIZER), [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=9))
         done = run(
             Engine(target, TOKENIZER),
@@ -123,6 +128,28 @@ def test_a_model_that_ships_its_head_needs_no_path(name: str, tmp_path: Path) ->
         bare = NativeTarget.load(file, threads=1, max_model_len=256)
         with pytest.raises(UnsupportedModelError, match=r"no head that drafts for one\nhint: leave mtp out"):
             load_head(host_for(bare), kind="mtp")
+        assert len(configure("auto", vocab_size=258, host=host_for(bare)).drafters) == 3
+
+
+def test_a_head_that_does_not_run_leaves_the_model_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = TinyFolder(family="qwen3", settings={"mtp_num_hidden_layers": 1})
+    tiny = TinyMtp(vocab=258, head_dim=32, target_layers=2)
+    path = with_head(folder, tiny, tmp_path / "model", {"mtp.layers.0.mlp.gate.weight": np.ones((4, 64))})
+    with open_model(path) as file:
+        host = host_for(NativeTarget.load(file, threads=1, max_model_len=256))
+        assert len(configure("auto", vocab_size=258, host=host).drafters) == 3
+    assert "a mixture of experts" in caplog.text
+
+
+def test_auto_takes_any_head_at_a_path(tmp_path: Path) -> None:
+    host = host_for(target_for(tmp_path))
+    path = MTP.write(tmp_path / "head")
+    for spec in (f"auto:{path}", f"auto:model={path},dtype=bf16", {"method": "auto", "model": str(path)}):
+        found = configure(spec, vocab_size=VOCAB_SIZE, host=host).drafters
+        assert [its.name for its in found] == ["mtp", "grammar", "suffix", "prediction"]
 
 
 def test_a_gguf_file_that_ships_its_head_needs_no_path(tmp_path: Path) -> None:

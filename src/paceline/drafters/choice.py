@@ -7,15 +7,58 @@ before a token is drawn, and equal probabilities lead to equal tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core import Context, Floats, Ids
 from paceline.sampling.sampler import Sampler
 from paceline.text.pairing import Pairing
 
 
-class Choices:
+class Subset:
+    """Those of the target's ids that can be written, each with a place among the values to choose from.
+
+    Args:
+        ids: [n] distinct ids.
+        size: length of a row under the target's ids.
+    """
+
+    def __init__(self, ids: NDArray[np.integer[Any]], size: int) -> None:
+        self._all = len(ids) == size and bool((ids == np.arange(size)).all())
+        self._places = ids
+        self._index = np.full(size, -1, np.int32)
+        self._index[ids] = np.arange(len(ids), dtype=np.int32)
+        self._row: Floats = np.full(size, -np.inf, np.float32)
+
+    def pick(self, values: Floats, sampler: Sampler, position: int) -> tuple[int, float]:
+        """The index of what the request's sampler takes, and its probability.
+
+        Raises:
+            RequestError, ModelFileError: nothing can be taken.
+        """
+        if not sampler.needs_logits:
+            index = int(values.argmax())
+        elif self._all:
+            index = sampler.pick(values, int(values.argmax()), position)
+        else:
+            self._row[self._places] = values
+            index = int(self._index[sampler.pick(self._row, int(self._row.argmax()), position)])
+        return index, _share(values, index, sampler)
+
+    def pick_rival(
+        self, values: Floats, index: int, sampler: Sampler, position: int
+    ) -> tuple[int, float] | None:
+        """What would have been taken without the first, and its share of what the first leaves.
+
+        Overwrites `values[index]`.
+        """
+        values[index] = -np.inf
+        return self.pick(values, sampler, position) if np.isfinite(values.max()) else None
+
+
+class Choices(Subset):
     """What a draft model may write, and where that stands among the target's ids.
 
     In mode "text" it may also write what the target has no id for: such a token stands behind the target's,
@@ -47,48 +90,11 @@ class Choices:
         self.written: list[int] = sources.tolist()
         self._front = len(sources) == 0 or int(sources[-1]) == len(sources) - 1
         self._sources = sources
-        self._places = places[sources]
-        self._index = np.full(self.size, -1, np.int32)
-        self._index[self._places] = np.arange(len(sources), dtype=np.int32)
-        self._row: Floats = np.full(self.size, -np.inf, np.float32)
+        super().__init__(places[sources], self.size)
 
     def values(self, logits: Floats) -> Floats:
         """[n] logits of what may be written; may be a view of `logits`."""
         return logits[: len(self.written)] if self._front else logits[self._sources]
-
-    def pick(self, values: Floats, sampler: Sampler, position: int) -> tuple[int, float]:
-        """The index of what the request's sampler takes, and its probability.
-
-        Raises:
-            RequestError, ModelFileError: nothing can be taken.
-        """
-        if sampler.needs_logits:
-            self._row[self._places] = values
-            token = sampler.pick(self._row, int(self._row.argmax()), position)
-            index = int(self._index[token])
-        else:
-            index = int(values.argmax())
-        return index, _share(values, index, sampler)
-
-    def pick_rival(
-        self, values: Floats, index: int, sampler: Sampler, position: int
-    ) -> tuple[int, float] | None:
-        """What would have been taken without the first, and its share of what the first leaves.
-
-        Overwrites `values[index]`.
-        """
-        values[index] = -np.inf
-        return self.pick(values, sampler, position) if np.isfinite(values.max()) else None
-
-
-def pick(row: Floats, sampler: Sampler, position: int) -> tuple[int, float]:
-    """The token that the request's sampler takes from logits under the target's ids, and its probability.
-
-    Raises:
-        RequestError, ModelFileError: nothing can be taken.
-    """
-    token = sampler.pick(row, int(row.argmax()), position)
-    return token, _share(row, token, sampler)
 
 
 def _share(values: Floats, index: int, sampler: Sampler) -> float:

@@ -17,7 +17,6 @@ import numpy as np
 
 from paceline.core import ROOT, Context, Floats, Prices, Target
 from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.choice import pick
 from paceline.drafters.dflash_config import read_config
 from paceline.drafters.dflash_model import MAX_ROWS, Block, BlockModel
 from paceline.drafters.dspark import Chain, ChainHeads
@@ -241,15 +240,13 @@ class BlockDrafter(StateDrafter):
     def _extend(self, line: _Line, logits: Floats, outlook: Outlook | None) -> None:
         """Write the next token of one draft."""
         growth, seat = line.growth, line.growth.seat
-        if self._ids is not None:
-            self._row[self._ids] = logits
-            logits = self._row
         position = len(growth.context.tokens) + line.depth
         try:
-            token, probability = pick(logits, line.sampler, position)
+            own, probability = self._choices.pick(logits, line.sampler, position)
         except RequestError:  # the target will say so, if it comes to the same
             line.done = True
             return
+        token = self._target_ids[own]
         sure, kind = line.chain.sure(), int(not growth.context.params.greedy)
         if sure is not None:
             probability, kind = sure, kind + _SURE

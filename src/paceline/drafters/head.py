@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from paceline.core import ROOT, Context, Draft, Floats, Outcome, Prices
 from paceline.drafters.calibration import Confidence, Luck
 from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.choice import pick, request_sampler
+from paceline.drafters.choice import Subset, request_sampler
 from paceline.drafters.head_cache import HeadCache, Paged, Track
 from paceline.drafters.head_program import FROM_ITSELF, FROM_TARGET, Feed, HeadProgram, Lender
 from paceline.drafters.model import Costs
@@ -144,9 +144,10 @@ class StateDrafter:
         self.broken: str | None = None
         self.costs = costs
         self._order = tuple(layers)
-        self._ids = ids
         self._vocab = network.lender.vocab_size
-        self._row: Floats = np.full(self._vocab, -np.inf, np.float32)
+        ids = np.arange(self._vocab) if ids is None else ids
+        self._choices = Subset(ids, self._vocab)
+        self._target_ids: list[int] = ids.tolist()
         self._ends = ends
         self._clock = clock
         self.reset()
@@ -450,18 +451,17 @@ class HeadDrafter(StateDrafter):
         place, above = growth.places[node], 1.0 if node == ROOT else growth.reach[node]
         depth = 0 if node == ROOT else growth.depth[node] + 1
         position = len(growth.context.tokens) + depth
-        ids, row = self._laid_out(logits, place.sampler)
         guesses: list[Guess] = []
         left = 1.0
         while growth.left > 0 and len(guesses) < MOST_SIBLINGS:
             if guesses and (outlook is None or not outlook.worthwhile(above * left)):
                 break
             try:
-                own, probability = pick(row, place.sampler, position)
+                own, probability = self._choices.pick(logits, place.sampler, position)
             except RequestError:  # the target will say so, if it comes to the same
                 break
-            row[own] = -np.inf
-            token = own if ids is None else int(ids[own])
+            logits[own] = -np.inf
+            token = self._target_ids[own]
             kind = (_RIVAL if guesses else _FIRST) + (not growth.context.params.greedy)
             features = self.calibration.features(kind, probability, depth)
             chance = self.calibration.chance(features, growth.seat.luck.log_odds)
@@ -475,7 +475,7 @@ class HeadDrafter(StateDrafter):
                 outlook.add(reach)
             self._offer_node(growth, node, token, left * chance, reach, depth)
             left *= 1.0 - chance
-            if not np.isfinite(row.max()):
+            if not np.isfinite(logits.max()):
                 break
         growth.seat.offer.guesses[node] = guesses
 
@@ -488,17 +488,6 @@ class HeadDrafter(StateDrafter):
         growth.depth.append(depth)
         if growth.context.params.ignore_eos or token not in self._ends:
             growth.leaves.append(node)
-
-    def _laid_out(self, logits: Floats, sampler: Sampler) -> tuple[NDArray[np.int64] | None, Floats]:
-        """Logits to choose from, and the target's id of each, None where they are the same.
-
-        Where the request adds noise or penalties they belong to the target's ids, so its logits are laid out
-        under these. The row may be written to.
-        """
-        if self._ids is None or not sampler.needs_logits:
-            return self._ids, logits
-        self._row[self._ids] = logits
-        return None, self._row
 
 
 def _front(feed: Feed, count: int) -> Feed:

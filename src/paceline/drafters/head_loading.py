@@ -14,8 +14,10 @@ from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
 from paceline.drafters.head_program import HeadProgram, Lender
 from paceline.drafters.loading import Host
 from paceline.drafters.model import Costs
-from paceline.errors import UsageError
+from paceline.errors import ModelFileError, UnsupportedModelError, UsageError
 from paceline.weights import hub
+from paceline.weights.hf_files import read_optional
+from paceline.weights.source import Source
 
 _log = logging.getLogger("paceline")
 
@@ -75,6 +77,26 @@ def load_head(
         path = lender_of(host).lent.file.path if model is None else hub.resolve(model)
         known = host.models[key] = _load(host, path, kind, dtype, its)
     return known
+
+
+def shipped_head(host: Host) -> Drafter | None:
+    """The head in the target's own files, if there is one and it runs; the log says which, or why not."""
+    lent = getattr(host.target, "lent", None)
+    if lent is None or not _announced(lent.file):
+        return None
+    try:
+        return load_head(host, kind="mtp")
+    except (ModelFileError, UnsupportedModelError) as error:
+        _log.info("no head of its own drafts for this model: %s", error.message)
+        return None
+
+
+def _announced(file: Source) -> bool:
+    """Whether a model's settings speak of a head; they may still do when its tensors were left out."""
+    if any(key.endswith(".nextn_predict_layers") for key in file.metadata):
+        return True
+    settings = read_optional(file.path / "config.json") if file.path.is_dir() else {}
+    return any(settings.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
 
 
 def _load(host: Host, path: Path, kind: str | None, dtype: str, options: HeadOptions) -> Drafter:

@@ -72,6 +72,15 @@ def load_head(host: Host, model: str | None = None, **options: Any) -> Drafter:
     return head_loading.load_head(host, model, **options)
 
 
+def shipped_head(host: Host) -> Drafter | None:
+    """The head that the target ships with; see `head_loading.shipped_head`."""
+    if getattr(host.target, "lent", None) is None:
+        return None
+    from paceline.drafters import head_loading
+
+    return head_loading.shipped_head(host)
+
+
 def load_model_drafter(
     host: Host,
     model: str,

@@ -11,7 +11,14 @@ from typing import Any
 
 from paceline.core import Drafter, is_whole
 from paceline.drafters.grammar import GrammarDrafter
-from paceline.drafters.loading import Host, head_dtype, load_head, load_model_drafter, vocabulary
+from paceline.drafters.loading import (
+    Host,
+    head_dtype,
+    load_head,
+    load_model_drafter,
+    shipped_head,
+    vocabulary,
+)
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.suffix import SuffixDrafter
@@ -195,6 +202,8 @@ def configure(
             options = {}
             if host is not None:
                 drafters.append(load_head(host, **its))
+        elif name == "auto" and host is not None and (head := shipped_head(host)) is not None:
+            drafters.append(head)
         names = _AUTO if name == "auto" else (name,)
         if name == "off":
             raise UsageError("'off' cannot be combined with drafters", "give 'off' alone, or leave it out")
