@@ -22,7 +22,7 @@ _HEADS: dict[str, Any] = {
     "eagle": lambda vocab: TinyHead(kind="eagle", vocab=vocab, taps=(8,), draft_vocab=0),
     "mtp": lambda vocab: TinyMtp(vocab=vocab),
     "dflash": lambda vocab: BlockHead(vocab=vocab, mask=vocab - 1, target_layers=8),
-    "dspark": lambda vocab: BlockHead(vocab=vocab, mask=vocab - 1, target_layers=8, markov="vanilla"),
+    "dspark": lambda vocab: BlockHead(vocab=vocab, mask=vocab - 1, target_layers=8, layout="deepspec", markov="vanilla"),
 }
 
 
@@ -61,7 +61,7 @@ class Hearing:
         start, end = self._heard.get(context.request, 0), len(context.tokens) - 1
         if end > start:
             rng = np.random.default_rng(start)
-            width = self.inner.head.lender.lent.config.width
+            width = self.inner.network.lender.lent.config.width
             states = {
                 layer: rng.standard_normal((end - start, width)).astype(np.float32)
                 for layer in self.inner.layers
