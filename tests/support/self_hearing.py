@@ -22,7 +22,9 @@ _HEADS: dict[str, Any] = {
     "eagle": lambda vocab: TinyHead(kind="eagle", vocab=vocab, taps=(8,), draft_vocab=0),
     "mtp": lambda vocab: TinyMtp(vocab=vocab),
     "dflash": lambda vocab: BlockHead(vocab=vocab, mask=vocab - 1, target_layers=8),
-    "dspark": lambda vocab: BlockHead(vocab=vocab, mask=vocab - 1, target_layers=8, layout="deepspec", markov="vanilla"),
+    "dspark": lambda vocab: BlockHead(
+        vocab=vocab, mask=vocab - 1, target_layers=8, layout="deepspec", markov="vanilla"
+    ),
 }
 
 
