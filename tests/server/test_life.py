@@ -167,6 +167,18 @@ def test_half_closed_connections_count_as_gone(live: Live) -> None:
         until(live.idle)
 
 
+def test_a_client_that_leaves_amid_its_body_is_no_failure(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    for ending in (socket.SHUT_WR, socket.SHUT_RDWR):
+        with live.connect() as connection:
+            connection.sendall(raw_post(TEXT, SHORT)[:-5])
+            connection.shutdown(ending)
+            assert read_all(connection) == b""
+    assert live.post(TEXT, SHORT).status_code == 200
+    assert caplog.records == []
+
+
 def test_clients_that_dawdle_are_cut_off() -> None:
     server_settings = {"body_timeout_s": 0.2}
     with live_server(chat_llm(), **server_settings) as live:

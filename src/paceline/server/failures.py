@@ -87,6 +87,11 @@ def from_error(error: BaseException) -> ApiError:
     return ApiError(400, message, code="invalid_value" if isinstance(error, RequestError) else None)
 
 
+def client_gone() -> ApiError:
+    """For the log and the metrics alone: nobody is there to read it."""
+    return ApiError(499, "the client went away")
+
+
 def plain_http(status: int, path: str, headers: Mapping[str, str] | None) -> ApiError:
     """An error that the web framework found: no such route, wrong method."""
     words = {

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.engine import Chunk
-from paceline.server.failures import ApiError, from_error
+from paceline.server.failures import ApiError, client_gone, from_error
 from paceline.server.feed import ClientGoneError, Feed
 from paceline.server.reply import DONE, PING, Reply, dumps
 
@@ -133,7 +133,7 @@ def _refuse_cut(chunk: Chunk) -> None:
 
 def _failure(error: Exception) -> ApiError:
     if isinstance(error, ClientGoneError):
-        return ApiError(499, "the client went away")
+        return client_gone()
     told = from_error(error)
     if told.status_code == 500:
         _log.error("a request failed", exc_info=error)

@@ -14,9 +14,10 @@ from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 
 from paceline.errors import suggest
-from paceline.server.failures import ApiError, from_error
+from paceline.server.failures import ApiError, client_gone, from_error
 from paceline.server.schema import REFUSED
 
 _log = logging.getLogger("paceline.server")
@@ -55,10 +56,13 @@ class BoundedRequest(Request):
 
     async def _collect(self, limit: int) -> bytes:
         data = bytearray()
-        async for part in self.stream():
-            data += part
-            if len(data) > limit:
-                raise _too_large(len(data), limit)
+        try:
+            async for part in self.stream():
+                data += part
+                if len(data) > limit:
+                    raise _too_large(len(data), limit)
+        except ClientDisconnect:
+            raise client_gone() from None
         return bytes(data)
 
 
