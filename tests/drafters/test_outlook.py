@@ -80,3 +80,10 @@ def test_a_row_must_be_worth_itself() -> None:
     view = outlook(0.0, row=0.1)
     assert view.worthwhile(0.11)
     assert not view.worthwhile(0.09)
+
+
+def test_reading_a_text_first_must_promise_more() -> None:
+    view = outlook(0.4)
+    assert view.open([Hope(0.5, 1, 8, 100.0)]) == [0]  # 1.5 in 1.4, already on the way
+    assert view.open([Hope(0.5, 1, 9, 100.0)]) == []
+    assert view.open([Hope(0.6, 1, 9, 100.0)]) == [0]

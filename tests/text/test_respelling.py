@@ -90,9 +90,8 @@ def test_text_in_any_portions_keeps_its_bytes_and_its_past(
 def test_control_tokens_keep_their_role_and_part_the_text() -> None:
     spelling = TextSpelling(translator(WORDS, OTHERS))
     spelling.follow([*WORDS.encode(" the", add_special=False), 262, *WORDS.encode(" the", add_special=False)])
-    assert spelling.ids == [*OTHERS.encode(" the", add_special=False), 262] + OTHERS.encode(
-        " the", add_special=False
-    )
+    the = OTHERS.encode(" the", add_special=False)
+    assert spelling.ids == [*the, 262, *the]
     other = Translator(WORDS, PIECES, pair(WORDS, PIECES, 263, PIECES.vocab_size, "text"))
     assert other.spell(262) == [PIECES.eos_id]
 
@@ -104,6 +103,14 @@ def test_a_draft_that_begins_with_bos_gets_one_and_no_more() -> None:
         spelling.follow([token])
     assert spelling.ids[0] == PIECES.bos_id
     assert spelling.ids.count(PIECES.bos_id) == 1  # type: ignore[arg-type]
+
+
+def test_no_id_is_used_that_the_draft_model_has_no_row_for() -> None:
+    small = Translator(WORDS, PIECES, pair(WORDS, PIECES, 263, 1, "text"))
+    assert small.opening() == []
+    spelling = TextSpelling(small)
+    spelling.follow(WORDS.encode(TEXT, add_special=False))
+    assert set(spelling.ids) <= {0}
 
 
 def test_ids_beyond_the_tokenizer_spell_nothing() -> None:

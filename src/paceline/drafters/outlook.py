@@ -17,6 +17,11 @@ from paceline.core import Prices
 MARGIN = 1.01
 """A draft model must promise this much over what there is without it."""
 
+INVESTMENT = 1.12
+"""So much, where it must first read more than READ tokens: the text may suit it less than most, or end."""
+
+READ = 8
+
 DEPTH = 8
 """How far the forecast looks."""
 
@@ -61,11 +66,13 @@ class Outlook:
     def open(self, hopes: Sequence[Hope]) -> list[int]:
         """Indices of the requests to draft for: those whose drafts, together, make the step faster."""
         order = sorted(range(len(hopes)), key=lambda i: -hopes[i].chance)
-        best, count = MARGIN * self._prices.tokens / self._prices.plain, 0
+        plain = self._prices.tokens / self._prices.plain
+        best, count, late = 1.0, 0, False
         for n in range(1, len(order) + 1):
-            rate = self._forecast([hopes[i] for i in order[:n]])
-            if rate > best:
-                best, count = rate, n
+            late = late or hopes[order[n - 1]].rows > READ
+            gain = self._forecast([hopes[i] for i in order[:n]]) / plain
+            if gain > best * ((INVESTMENT if late else MARGIN) if count == 0 else 1.0):
+                best, count = gain, n
         return sorted(order[:count])
 
     def onward(self, gains: Sequence[float]) -> list[int]:

@@ -41,7 +41,7 @@ class Venture:
     START_EACH, MOST_EACH = 3.0, 8.0
 
     PROBES = 0.004
-    MOST_PROBES = 1.0
+    MOST_PROBES = 2.5
 
     def __init__(self) -> None:
         self.probes = 0.0

@@ -62,8 +62,8 @@ class Translator:
 
     def opening(self) -> list[int]:
         """What the draft expects before a text in its own spelling."""
-        starts = self.own_text and self.draft.add_bos and self.draft.bos_id is not None
-        return [self.draft.bos_id] if starts and self.draft.bos_id is not None else []
+        first = self.draft.bos_id if self.own_text and self.draft.add_bos else None
+        return [first] if first is not None and first < len(self.to_target) else []
 
     def spell(self, token: int) -> list[int]:
         """The draft's ids for one of the target's tokens, without regard to its neighbours."""
