@@ -44,7 +44,7 @@ class RequestError(PacelineError):
     """A request that cannot be served as asked: prompt too long, bad sampling value, bad template input."""
 
 
-class PromptTooLong(RequestError):
+class PromptTooLongError(RequestError):
     """A prompt that leaves no room for an answer.
 
     Attributes:
@@ -65,7 +65,7 @@ class PromptTooLong(RequestError):
         self.limit = limit
 
 
-class QueueFull(RequestError):
+class QueueFullError(RequestError):
     """Too many requests wait already.
 
     Attributes:
@@ -83,7 +83,7 @@ class ResourceError(PacelineError):
     """The machine cannot do it: memory, disk, CPU features, network."""
 
 
-class ShuttingDown(ResourceError):
+class ShuttingDownError(ResourceError):
     """A request that came after the end was announced."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from paceline import LLM, RequestError, SamplingParams, UsageError
 from paceline.core import Completion, Rows
 from paceline.engine import Chunk
 from paceline.engine.service import Service
-from paceline.errors import PromptTooLong, QueueFull, ShuttingDown
+from paceline.errors import PromptTooLongError, QueueFullError, ShuttingDownError
 from paceline.planning.pass_time import PassTime
 from paceline.planning.planner import Planner
 from support.constraints import Pattern
@@ -237,7 +237,7 @@ def test_close_cancels_what_is_left_and_ends_the_thread(gated: tuple[Gate, LLM])
     service.close()
     service.close()
     assert all(inbox.result().finish_reason in ("abort", "length", "stop") for inbox in inboxes)
-    with pytest.raises(ShuttingDown):
+    with pytest.raises(ShuttingDownError):
         service.submit("abc", GREEDY, deliver=Inbox())
     assert "paceline-engine" not in [thread.name for thread in threading.enumerate()]
     assert settled(llm)
@@ -252,7 +252,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(gated: tuple[Gate, LLM]) 
         threading.Timer(0.05, target.open.set).start()
         assert service.drain(PATIENCE)
         assert inbox.done
-        with pytest.raises(ShuttingDown):
+        with pytest.raises(ShuttingDownError):
             service.submit("abc", GREEDY, deliver=Inbox())
 
 
@@ -270,7 +270,7 @@ def test_the_queue_has_a_limit_and_says_so(gated: tuple[Gate, LLM]) -> None:
         for inbox in others:
             service.submit("abc", GREEDY, deliver=inbox)
         assert (service.snapshot().running, service.snapshot().waiting) == (1, 2)
-        with pytest.raises(QueueFull, match="2 requests wait already; the limit is 2") as refused:
+        with pytest.raises(QueueFullError, match="2 requests wait already; the limit is 2") as refused:
             service.submit("abc", GREEDY, deliver=Inbox())
         assert (refused.value.waiting, refused.value.limit) == (2, 2)
         target.open.set()
@@ -283,7 +283,7 @@ def test_the_queue_has_a_limit_and_says_so(gated: tuple[Gate, LLM]) -> None:
 def test_what_cannot_be_served_is_refused_at_once() -> None:
     with Service(llm_for()) as service:
         with pytest.raises(
-            PromptTooLong, match="the prompt has 600 tokens; the context limit is 512"
+            PromptTooLongError, match="the prompt has 600 tokens; the context limit is 512"
         ) as long:
             service.submit([1] * 600, GREEDY, deliver=Inbox())
         assert (long.value.tokens, long.value.limit) == (600, 512)

@@ -13,7 +13,7 @@ from paceline.engine.counters import Counters
 from paceline.engine.request import Planner, Request
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.step import RowBuilder, Work, commit, shares
-from paceline.errors import PromptTooLong, RequestError
+from paceline.errors import PromptTooLongError, RequestError
 from paceline.models.kv import KVCache
 from paceline.planning.pass_time import PassTime
 from paceline.text.tokenizer import Tokenizer
@@ -117,7 +117,7 @@ class Engine:
         if not prompt:
             raise RequestError("the prompt is empty", "give at least one token; this model has no BOS token")
         if len(prompt) >= limit:
-            raise PromptTooLong(len(prompt), limit)
+            raise PromptTooLongError(len(prompt), limit)
         cap = limit - len(prompt)
         context = Context(
             next(self._ids), list(prompt), len(prompt), list(prediction), params, seed, constraint

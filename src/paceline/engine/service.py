@@ -13,7 +13,7 @@ from typing import Self
 from paceline.core import Constraint, DrafterStats, SamplingParams, is_whole
 from paceline.engine.llm import LLM, Prompt, Speculate
 from paceline.engine.request import Chunk, Request
-from paceline.errors import QueueFull, RequestError, ShuttingDown, UsageError
+from paceline.errors import QueueFullError, RequestError, ShuttingDownError, UsageError
 
 _log = logging.getLogger("paceline")
 
@@ -129,8 +129,8 @@ class Service:
             constraint: at the start of its text; it belongs to the request from now on.
 
         Raises:
-            RequestError: what was asked cannot be served; PromptTooLong and QueueFull say by how much.
-            ShuttingDown: after `drain` or `close`.
+            RequestError: it cannot be served; PromptTooLongError and QueueFullError say by how much.
+            ShuttingDownError: after `drain` or `close`.
         """
         with self._changed:
             self._check(params.n)
@@ -207,14 +207,14 @@ class Service:
 
     def _check(self, count: int) -> None:
         if self._refusing:
-            raise ShuttingDown
+            raise ShuttingDownError
         if count > self.capacity:
             raise RequestError(
                 f"{count} texts are asked for at once; the limit is {self.capacity}",
                 "ask for fewer at a time",
             )
         if len(self._live) + count > self.capacity:
-            raise QueueFull(max(0, len(self._live) - self._llm.engine.running), self._max_queue)
+            raise QueueFullError(max(0, len(self._live) - self._llm.engine.running), self._max_queue)
 
     def _run(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from paceline.core import Constraint, SamplingParams
 from paceline.drafters import registry
 from paceline.engine.llm import Speculate
-from paceline.errors import PacelineError, PromptTooLong, RequestError, suggest
+from paceline.errors import PacelineError, PromptTooLongError, RequestError, suggest
 from paceline.server.backend import Model
 from paceline.server.failures import ApiError
 from paceline.server.feed import Job
@@ -322,7 +322,7 @@ def _prediction(prediction: Prediction | None, model: Model) -> list[int] | None
     limit = model.llm.context_limit
     try:
         return model.llm.tokenizer.encode(text, add_special=False, limit=limit)
-    except PromptTooLong as error:
+    except PromptTooLongError as error:
         text = f"the prediction has at least {error.tokens} tokens; the context limit is {limit}; shorten it"
         raise _bad("prediction", text) from None
 

@@ -12,11 +12,11 @@ from fastapi import HTTPException, Response
 from paceline.errors import (
     ModelFileError,
     PacelineError,
-    PromptTooLong,
-    QueueFull,
+    PromptTooLongError,
+    QueueFullError,
     RequestError,
     ResourceError,
-    ShuttingDown,
+    ShuttingDownError,
 )
 
 _TYPES = {
@@ -74,11 +74,11 @@ def from_error(error: BaseException) -> ApiError:
     if not isinstance(error, PacelineError):
         return ApiError(500, "the server failed on this request; its log says why", code="internal_error")
     message = f"{error.message}; {error.hint}" if error.hint else error.message
-    if isinstance(error, PromptTooLong):
+    if isinstance(error, PromptTooLongError):
         return ApiError(413, message, code="context_length_exceeded")
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFullError):
         return ApiError(429, message, code="queue_full", headers={"Retry-After": str(RETRY_AFTER_S)})
-    if isinstance(error, ShuttingDown):
+    if isinstance(error, ShuttingDownError):
         return ApiError(503, message, code="shutting_down")
     if isinstance(error, ResourceError):
         return ApiError(503, message, code="out_of_resources")
