@@ -142,6 +142,8 @@ static void trim_memory() {
 }
 
 NB_MODULE(_core, m) {
+  // A process that ends while a thread of it still loads a model leaves objects behind, and that is no fault.
+  nb::set_leak_warnings(false);
   m.def("read_bandwidth", &read_bandwidth, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
         "Bytes per second that this many threads read from memory together.");
   m.def("packed_bytes", [](int type, int64_t rows, int64_t cols) { return paceline::describe_weight(type, rows, cols).bytes(); },
