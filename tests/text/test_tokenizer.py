@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers.decoders import ByteLevel
 
-from paceline.errors import ModelFileError, PromptTooLong, RequestError, UnsupportedModelError
+from paceline.errors import ModelFileError, PromptTooLongError, RequestError, UnsupportedModelError
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.gguf import GGUFFile
 from support.text_corpus import corpus, digest
@@ -225,7 +225,7 @@ def test_a_text_that_cannot_fit_is_refused_unread() -> None:
     tokenizer = Tokenizer.from_gguf(byte_level(["a b", "ab a"], extra={"<e>": CONTROL}))
     assert tokenizer.encode("aba" * 4, limit=5) == [257] * 4
     words = "the prompt has at least 5 tokens; the context limit is 5"
-    with pytest.raises(PromptTooLong, match=words) as caught:
+    with pytest.raises(PromptTooLongError, match=words) as caught:
         tokenizer.encode("aba" * 4 + "a", limit=5)
     assert (caught.value.tokens, caught.value.limit) == (5, 5)
     broken = tokenizer.encode("\U000f0000".join("aba" * 4), breaker="\U000f0000", limit=5)

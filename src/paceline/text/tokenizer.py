@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
-from paceline.errors import PromptTooLong, RequestError
+from paceline.errors import PromptTooLongError, RequestError
 from paceline.text.byte_level import ByteLevelBPE
 from paceline.text.library import LibraryPieces
 from paceline.text.sentencepiece import SentencePieceBPE
@@ -89,11 +89,11 @@ class Tokenizer:
 
         Raises:
             RequestError: the text is not valid Unicode, or holds a byte that no token spells.
-            PromptTooLong: it cannot have fewer tokens than `limit`.
+            PromptTooLongError: it cannot have fewer tokens than `limit`.
         """
         _refuse_what_is_no_text(text)
         if limit is not None and (least := self._least(text, breaker)) >= limit:
-            raise PromptTooLong(least, limit, least=True)
+            raise PromptTooLongError(least, limit, least=True)
         ids = [self.bos_id] if add_special and self.bos_id is not None and self.add_bos else []
         matcher = self._special if parse_special else self._marked
         ids += self._parts(text, matcher, breaker, opening=not continuing)
