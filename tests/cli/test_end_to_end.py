@@ -58,7 +58,7 @@ def test_demo_says_identical(smollm2_path: Path) -> None:
 def test_check_finds_nothing(smollm2_path: Path) -> None:
     out, _ = paceline("check", str(smollm2_path), "--cases", "4", "--json")
     found = json.loads(out)
-    assert (found["identical"], found["cases"], found["row_groups"]) == (True, 4, 9)
+    assert (found["identical"], found["cases"], found["row_groups"]) == (True, 4, 12)
 
 
 def test_profile_has_every_kind_of_pass(smollm2_path: Path) -> None:
