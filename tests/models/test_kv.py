@@ -104,14 +104,6 @@ class LedgerMachine(RuleBasedStateMachine):
         length = round(share * len(sequence))
         self.note_cut(self.cache.fork(sequence, length), sequence, length)
 
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), share=st.floats(0, 1))
-    def truncate(self, data: st.DataObject, share: float) -> None:
-        sequence = self.pick(data)
-        length = round(share * len(sequence))
-        self.note_cut(self.cache.truncate(sequence, length), sequence, length)
-        del self.expected[sequence]
-
     def note_cut(self, twin: KVSequence, sequence: KVSequence, length: int) -> None:
         assert len(twin) in (length, length // PAGE * PAGE)
         self.expected[twin] = self.expected[sequence][: len(twin)]

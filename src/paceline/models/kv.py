@@ -187,12 +187,6 @@ class KVCache:
         while len(sequence._pages) > kept:
             self._free.append(sequence._pages.pop())
 
-    def truncate(self, sequence: KVSequence, length: int) -> KVSequence:
-        """End a sequence and return one with its first `length` committed tokens, as `fork` does."""
-        twin = self.fork(sequence, length)
-        self.free(sequence)
-        return twin
-
     def free(self, sequence: KVSequence) -> None:
         """End a sequence; what it committed stays cached until its memory is needed."""
         self._live.remove(sequence)

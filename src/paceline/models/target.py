@@ -187,14 +187,6 @@ class NativeTarget:
         """Bytes that one position takes in the cache, all layers together."""
         return _cache_bytes(self.config)
 
-    def time_ops(self, on: bool) -> None:
-        """Switch the timing of operations by kind; see `op_seconds`."""
-        self._program.time_ops(on)
-
-    def op_seconds(self) -> dict[str, float]:
-        """Seconds by kind of operation since the last call, while timing is on."""
-        return dict(self._program.timings())
-
     def _hidden_for(self, count: int) -> Floats:
         shape = (count, len(self.heard) * self.config.width)
         if self._hidden.shape[0] < count or self._hidden.shape[1] != shape[1]:

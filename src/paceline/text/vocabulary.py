@@ -84,7 +84,7 @@ class Vocabulary:
         tokens: [n] texts as the file spells them.
         kinds: [n] `Kind` of each token.
         unusual: ids of the tokens that are not of kind NORMAL, few in most vocabularies.
-        bos_id, eos_id, unknown_id, padding_id: None where the file names none.
+        bos_id, eos_id, unknown_id: None where the file names none.
         end_ids: tokens that end a generation.
         add_bos, add_eos: whether a prompt is wrapped in them.
         add_space_prefix: SentencePiece's leading space, which decoding drops again.
@@ -98,7 +98,6 @@ class Vocabulary:
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
-    padding_id: int | None
     end_ids: frozenset[int]
     add_bos: bool
     add_eos: bool
@@ -131,7 +130,6 @@ class Vocabulary:
             bos_id=ids["bos"],
             eos_id=ids["eos"],
             unknown_id=ids["unknown"],
-            padding_id=ids["padding"],
             end_ids=_end_ids(metadata, tokens, kinds, ids["eos"]),
             add_bos=_wrap(metadata, "bos", ids["bos"], llama or _is_llama3(metadata)),
             add_eos=_wrap(metadata, "eos", ids["eos"], False),
