@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.core import ROOT, Floats, Ids, Rows, Target
+from paceline.drafters.tenants import Tenants
 from paceline.models.kv import KVCache, KVSequence
 
 
@@ -33,8 +34,12 @@ class Track:
         """Tokens whose KV is in place."""
         return len(self.tail) + (len(self.sequence) if self.sequence is not None else 0)
 
+    def vacate(self) -> None:
+        self.sequence = None
+        self.tail.clear()
 
-class DraftCache:
+
+class DraftCache(Tenants[Track]):
     """Runs passes of a draft model for any number of tracks, and keeps their KV.
 
     Args:
@@ -42,9 +47,8 @@ class DraftCache:
     """
 
     def __init__(self, model: Target) -> None:
+        super().__init__(KVCache(model.pages, model.page_size, model.copy_page))
         self.model = model
-        self.kv = KVCache(model.pages, model.page_size, model.copy_page)
-        self._tracks: dict[Track, None] = {}  # those that hold pages, least recently used first
         self._count: Ids = np.arange(max(model.context_limit, model.max_rows), dtype=np.int32)
         self._zeros: Ids = np.zeros(model.max_rows, np.int32)
         self._roots: Ids = np.full(model.max_rows, ROOT, np.int32)
@@ -85,34 +89,9 @@ class DraftCache:
         if track.sequence is None:
             track.sequence = self.kv.open(ids)
             track.tail.clear()
-        self._tracks.pop(track, None)
-        self._tracks[track] = None
         # The last token's logits are wanted, so it is computed again if it is there.
         del track.tail[len(ids) - 1 - len(track.sequence) :]
-        rows = len(ids) + more - len(track.sequence)
-        while not self.kv.reserve(track.sequence, rows):
-            idle = next((t for t in self._tracks if t is not track and t not in busy), None)
-            if idle is None:
-                self.release(track)
-                return False
-            self.release(idle)
-        return True
-
-    def release(self, track: Track) -> None:
-        """Give the track's pages back; committed ones stay cached until their memory is needed."""
-        if track.sequence is not None:
-            self.kv.free(track.sequence)
-            track.sequence = None
-        track.tail.clear()
-        self._tracks.pop(track, None)
-
-    def clear(self) -> None:
-        """Forget everything, also after something was interrupted half-way."""
-        for track in self._tracks:
-            track.sequence = None
-            track.tail.clear()
-        self._tracks.clear()
-        self.kv.clear()
+        return self.reserve(track, len(ids) + more - len(track.sequence), busy)
 
     def run(self, feeds: Sequence[tuple[Track, Sequence[int]]]) -> list[Floats]:
         """Compute tokens behind what is in place; room must have been made.

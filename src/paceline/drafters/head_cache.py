@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from paceline.core import Context, Floats
+from paceline.drafters.tenants import Tenants
 from paceline.models.kv import KVCache, KVSequence
 
 MOST_BYTES = 256 << 20
@@ -88,6 +89,10 @@ class Track:
         """The first row that is not in place for good."""
         return self.base + (len(self.sequence) if self.sequence is not None else 0)
 
+    def vacate(self) -> None:
+        self.sequence = None
+        self.filed = 0
+
 
 class Paged(Protocol):
     """What has cache pages."""
@@ -99,7 +104,7 @@ class Paged(Protocol):
     def copy_page(self, source: int, target: int) -> None: ...
 
 
-class HeadCache:
+class HeadCache(Tenants[Track]):
     """Follows texts with a head's KV.
 
     Args:
@@ -107,9 +112,8 @@ class HeadCache:
     """
 
     def __init__(self, head: Paged) -> None:
+        super().__init__(KVCache(head.pages, head.page_size, head.copy_page))
         self.head = head
-        self.kv = KVCache(head.pages, head.page_size, head.copy_page)
-        self._tracks: dict[Track, None] = {}  # those that hold pages, least recently used first
 
     def settle(self, track: Track, tokens: Sequence[int]) -> None:
         """Make rows that a pass has filed part of the text, now that it has gone on."""
@@ -152,31 +156,7 @@ class HeadCache:
         if track.sequence is None:
             self._begin(context, track)
         assert track.sequence is not None
-        self._tracks.pop(track, None)
-        self._tracks[track] = None
-        while not self.kv.reserve(track.sequence, rows - track.done + more):
-            idle = next((t for t in self._tracks if t is not track and t not in busy), None)
-            if idle is None:
-                self.release(track)
-                return False
-            self.release(idle)
-        return True
-
-    def release(self, track: Track) -> None:
-        """Give the track's pages back; rows in place for good stay cached until their memory is needed."""
-        if track.sequence is not None:
-            self.kv.free(track.sequence)
-            track.sequence = None
-        track.filed = 0
-        self._tracks.pop(track, None)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        for track in self._tracks:
-            track.sequence = None
-            track.filed = 0
-        self._tracks.clear()
-        self.kv.clear()
+        return self.reserve(track, rows - track.done + more, busy)
 
     def _begin(self, context: Context, track: Track) -> None:
         """Start with the rows that another request has left; without their states, behind the gap."""
