@@ -10,6 +10,10 @@ class GrammarDrafter:
 
     name = "grammar"
 
+    def serves(self, context: Context) -> bool:
+        """Whether there can be anything to offer this request."""
+        return context.constraint is not None
+
     def propose(self, context: Context, budget: int) -> Draft:
         if context.constraint is None or budget <= 0:
             return Draft.empty()

@@ -88,6 +88,10 @@ class PredictionDrafter:
         self.calibration = Calibration(_WEIGHTS)
         self._requests: dict[int, _Request] = {}
 
+    def serves(self, context: Context) -> bool:
+        """Whether there can be anything to offer this request."""
+        return len(context.prediction) > 0
+
     def propose(self, context: Context, budget: int) -> Draft:
         if not len(context.prediction):
             return Draft.empty()

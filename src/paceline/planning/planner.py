@@ -161,6 +161,12 @@ class _Stake:
         self.paid = 0.0
 
 
+def _serves(drafter: Drafter, context: Context) -> bool:
+    """Whether a drafter can ever have anything for a request; those that live on what few bring say so."""
+    serves = getattr(drafter, "serves", None)
+    return serves is None or bool(serves(context))
+
+
 @dataclass(slots=True)
 class _Record:
     """What the planner knows about one request."""
@@ -348,7 +354,7 @@ class Planner:
     def _record(self, context: Context) -> _Record:
         record = self._records.get(context.request)
         if record is None:
-            cheap = [drafter for drafter in self.drafters if drafter.name not in self._costly]
+            cheap = [d for d in self.drafters if d.name not in self._costly and _serves(d, context)]
             accounts = {drafter.name: _Account() for drafter in cheap}
             record = self._records[context.request] = _Record(accounts)
         return record
