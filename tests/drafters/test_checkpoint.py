@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.drafters.checkpoint import open_checkpoint, recognise, target_ids
+from paceline.drafters.checkpoint import open_checkpoint
+from paceline.drafters.checkpoint_ids import target_ids
+from paceline.drafters.checkpoint_names import recognise
 from paceline.errors import ModelFileError, PacelineError, UnsupportedModelError, UsageError
 from paceline.weights.quants import TensorType, dequantize
 from support.folders import encoded, safetensors_bytes
@@ -237,7 +239,7 @@ def write_gguf(path: Path, tiny: TinyHead, d2t: Array | None, keys: Mapping[str,
             values = interleaved(values, tiny.head_dim)
         tensors[_NAMES[name]] = Tensor.of(values)
     if d2t is not None:
-        tensors["d2t"] = Tensor(TensorType.F32, d2t.shape, d2t.astype("<i8").tobytes())
+        tensors["d2t"] = Tensor.ids(d2t)
     found: dict[str, Any] = {
         "block_count": 1,
         "embedding_length": tiny.width,
@@ -253,11 +255,7 @@ def write_gguf(path: Path, tiny: TinyHead, d2t: Array | None, keys: Mapping[str,
         **dict(keys or {}),
     }
     named = {f"eagle3.{key}": value for key, value in found.items()}
-    raw = gguf_bytes({"general.architecture": "eagle3", **named}, tensors)
-    at = raw.find(b"d2t") + 3 + 4 + 8  # the type follows name, count of dimensions and dimension
-    if d2t is not None:
-        raw = raw[:at] + (27).to_bytes(4, "little") + raw[at + 4 :]
-    path.write_bytes(raw)
+    path.write_bytes(gguf_bytes({"general.architecture": "eagle3", **named}, tensors))
     return path
 
 

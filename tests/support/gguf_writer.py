@@ -50,7 +50,7 @@ _UNIT_SCALES: dict[TensorType, dict[str, float]] = {
 class Tensor:
     """A tensor as it lies in the file; shape in numpy order."""
 
-    type: TensorType
+    type: int
     shape: tuple[int, ...]
     raw: bytes
 
@@ -63,6 +63,11 @@ class Tensor:
         else:
             raw = values.astype({TensorType.F32: np.float32, TensorType.F16: np.float16}[kind]).tobytes()
         return cls(kind, values.shape, raw)
+
+    @classmethod
+    def ids(cls, values: NDArray[Any]) -> Tensor:
+        """Store 64-bit integers."""
+        return cls(27, values.shape, values.astype("<i8").tobytes())
 
     @classmethod
     def random(

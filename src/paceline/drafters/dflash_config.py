@@ -1,9 +1,9 @@
 """What the config.json of a block drafter says, checked: DFlash (arXiv 2602.06036) and DSpark (2607.05147).
 
-Four layouts are told apart by their keys: z-lab's and SpecForge's (`dflash_config`), speculators'
-(`speculators_model_type`) and DeepSpec's (everything at the top). They count the target's layers in two
-ways: by whose output is read, or, speculators, by whose input. What decides the shape of a weight is read
-off the weight; what no weight tells must be said, since a wrong guess shows in nothing but poor drafts.
+Five layouts are told apart by their keys: z-lab's and SpecForge's (`dflash_config`), speculators'
+(`speculators_model_type`), DeepSpec's (everything at the top) and GGUF's. They count the target's layers
+by whose output is read, or, speculators and GGUF, by whose input. What decides the shape of a weight is
+read off the weight; what no weight tells must be said, since a wrong guess shows in nothing but poor drafts.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class _Keys:
 
     def __init__(self, found: Checkpoint) -> None:
         self.found = found
+        self.place = "the file" if found.layout == "GGUF" else "config.json"
         self.inner: dict[str, Any] = {}
         for name in ("dspark_config", "dflash_config"):
             value = found.settings.get(name) or {}
@@ -137,17 +138,17 @@ class _Keys:
     def size(self, *names: str, least: int = 1) -> int:
         value = self.get(*names)
         if value is None:
-            self.refuse(f"config.json has no {names[0]}", _CHECK)
+            self.refuse(f"{self.place} has no {names[0]}", _CHECK)
         if type(value) is not int or not least <= value < 2**31:
             self.refuse(
-                f"config.json has {names[0]} = {str(value)[:60]}, not a whole number from {least}", _CHECK
+                f"{self.place} has {names[0]} = {str(value)[:60]}, not a whole number from {least}", _CHECK
             )
         return value
 
     def flag(self, name: str) -> bool | None:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            self.refuse(f"config.json has {name} = {str(value)[:60]}, not true or false", _CHECK)
+            self.refuse(f"{self.place} has {name} = {str(value)[:60]}, not true or false", _CHECK)
         return value
 
     def refuse(self, what: str, hint: str) -> NoReturn:
@@ -158,8 +159,6 @@ class _Keys:
 
 
 def _refuse_relatives(keys: _Keys) -> None:
-    if keys.found.layout == "GGUF":
-        keys.unsupported("a GGUF file", "take the folder of safetensors that it was made of")
     if (keys.found.path / "mask_embedding.pt").exists():
         keys.unsupported("the embedding of its mask token is in a file of its own, mask_embedding.pt")
     made = " ".join(map(str, keys.get("architectures") or ()))
@@ -225,25 +224,25 @@ def _causal(keys: _Keys, kinds: Sequence[str]) -> tuple[bool, ...]:
 
 
 def _taps(keys: _Keys, layers: int) -> tuple[int, ...]:
-    """Which inputs are read: given as such by speculators, by the others as the outputs before them."""
-    if keys.found.layout == "speculators":
-        name, shift = "aux_hidden_state_layer_ids", 0
-    else:
-        name, shift = "target_layer_ids", 1
+    """Which inputs are read: given as such by speculators and GGUF, by the others as the outputs before."""
+    name, shift = _TAPS.get(keys.found.layout, ("target_layer_ids", 1))
     ids = keys.get(name)
     if ids is None:
         keys.refuse(
-            f"config.json has no {name}",
+            f"{keys.place} has no {name}",
             "which layers it reads cannot be guessed; take one that says",
         )
     if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
-        keys.refuse(f"config.json has {name} = {str(ids)[:60]}", "it must be a list of whole numbers")
+        keys.refuse(f"{keys.place} has {name} = {str(ids)[:60]}", "it must be a list of whole numbers")
     taps = tuple(i + shift for i in ids)
     if list(taps) != sorted(set(taps)):
-        keys.refuse(f"config.json has {name} = {str(ids)[:60]}, which do not ascend", _CHECK)
+        keys.refuse(f"{keys.place} has {name} = {str(ids)[:60]}, which do not ascend", _CHECK)
     if taps[0] < 0 or taps[-1] > layers:
         keys.refuse(f"it reads layers {ids} of a target that has {layers}", _ANOTHER)
     return taps
+
+
+_TAPS = {"speculators": ("aux_hidden_state_layer_ids", 0), "GGUF": ("target_layers", 0)}
 
 
 def _anchor_first(keys: _Keys, told: bool | None, sparks: bool) -> bool:

@@ -20,7 +20,8 @@ from itertools import groupby
 import numpy as np
 
 from paceline.core import ROOT, Floats, Ids, Output, Rows
-from paceline.drafters.checkpoint import Checkpoint, target_ids
+from paceline.drafters.checkpoint import Checkpoint
+from paceline.drafters.checkpoint_ids import target_ids
 from paceline.drafters.dflash_config import BlockConfig
 from paceline.drafters.head_program import Lender
 from paceline.errors import ModelFileError

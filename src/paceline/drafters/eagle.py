@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.drafters.checkpoint import Checkpoint, layer_ids, target_ids
+from paceline.drafters.checkpoint import Checkpoint
+from paceline.drafters.checkpoint_ids import layer_ids, target_ids
 from paceline.drafters.head import HeadDrafter
 from paceline.drafters.head_config import decoder_config
 from paceline.drafters.head_loading import HeadOptions, costs_of, lender_of

@@ -18,7 +18,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from paceline.drafters.checkpoint import Checkpoint, target_ids
+from paceline.drafters.checkpoint import Checkpoint
+from paceline.drafters.checkpoint_ids import target_ids
 from paceline.drafters.head import HeadDrafter
 from paceline.drafters.head_config import decoder_config
 from paceline.drafters.head_loading import HeadOptions, costs_of, lender_of

@@ -1,0 +1,66 @@
+"""Weights and tables of ids as they lie in a drafter's files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core import Floats
+from paceline.weights.gguf import GGUFFile
+from paceline.weights.quants import Bytes, TensorType, dequantize
+from paceline.weights.safetensors import SafetensorsFile
+
+_FLOATS = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
+_INTEGERS = {"I64": "<i8", "I32": "<i4", "BOOL": "u1", "U8": "u1"}
+
+Indices = dict[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A weight as it lies in the checkpoint.
+
+    Attributes:
+        read: returns its bytes.
+    """
+
+    type: TensorType
+    shape: tuple[int, ...]
+    read: Callable[[], Bytes]
+
+    def values(self, start: int = 0, end: int | None = None) -> Floats:
+        """The rows from start to end, in float32."""
+        raw = self.read().reshape(self.shape[0], -1)[start:end]
+        return dequantize(self.type, np.ascontiguousarray(raw).reshape(-1), (len(raw), *self.shape[1:]))
+
+    @classmethod
+    def of(cls, values: Floats) -> Array:
+        """An array that follows from something else."""
+        raw = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
+        return cls(TensorType.F32, values.shape, lambda: raw)
+
+
+def from_safetensors(shards: Sequence[SafetensorsFile]) -> tuple[dict[str, Array], Indices]:
+    """Weights, and ids, of all files. What is neither is left to whoever needs it."""
+    arrays: dict[str, Array] = {}
+    indices: Indices = {}
+    for shard in shards:
+        for name, entry in shard.entries.items():
+            if entry.dtype in _FLOATS and entry.shape and 0 not in entry.shape:
+                arrays[name] = Array(_FLOATS[entry.dtype], entry.shape, _reader(shard, name))
+            elif entry.dtype in _INTEGERS:
+                raw = shard.data(name).view(_INTEGERS[entry.dtype]).astype(np.int64)
+                indices[name] = raw.reshape(entry.shape)
+    return arrays, indices
+
+
+def from_gguf(file: GGUFFile) -> dict[str, Array]:
+    """Weights of a GGUF file."""
+    return {name: Array(info.type, info.shape, _reader(file, name)) for name, info in file.tensors.items()}
+
+
+def _reader(file: SafetensorsFile | GGUFFile, name: str) -> Callable[[], Bytes]:
+    return lambda: file.data(name)
