@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ModelFileError, PacelineError, UnsupportedModelError
 from paceline.weights.quants import TensorType, dequantize
-from paceline.weights.safetensors import MAX_HEADER_BYTES, SafetensorsFile
+from paceline.weights.safetensors import MAX_HEADER_BYTES, SafetensorsFile, write_safetensors
 from support.folders import encoded, safetensors_bytes
 
 _RNG = np.random.default_rng(3)
@@ -54,6 +54,22 @@ def test_values_of_every_type(tmp_path: Path) -> None:
             assert np.abs(got - values).max() <= np.abs(values).max() / 256
             continue
         assert (got == values).all()
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    arrays = {
+        "marks": np.array([True, False, True]),
+        "halves": VALUES["F16"].astype(np.float16).transpose(2, 0, 1),
+        "ids": np.arange(5),
+        "floats": VALUES["F32"],
+    }
+    write_safetensors(tmp_path / "m.safetensors", arrays)
+    file = SafetensorsFile(tmp_path / "m.safetensors")
+    assert list(file.entries) == ["ids", "floats", "halves", "marks"]  # larger items first: all are aligned
+    assert [entry.dtype for entry in file.entries.values()] == ["I64", "F32", "F16", "BOOL"]
+    for name, array in arrays.items():
+        assert file.entries[name].offset % array.itemsize == 0
+        np.testing.assert_array_equal(file.data(name).view(array.dtype).reshape(array.shape), array)
 
 
 def test_an_empty_tensor_and_metadata_are_sound(tmp_path: Path) -> None:

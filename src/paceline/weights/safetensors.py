@@ -14,11 +14,13 @@ import math
 import mmap
 import struct
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import ModelFileError, UnsupportedModelError
 from paceline.weights.mapping import DAMAGED, drop_pages, map_file
@@ -91,6 +93,30 @@ class SafetensorsFile:
     def close(self) -> None:
         """Give the map back as soon as the last view of it is gone."""
         self._memory = None
+
+
+_WRITTEN = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL"}
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays of float32, float16, int64 and bool: those of larger items first, so that all align."""
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
+    header: dict[str, Any] = {}
+    at = 0
+    for name, array in ordered:
+        place = [at, at + array.nbytes]
+        header[name] = {
+            "dtype": _WRITTEN[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": place,
+        }
+        at += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, array in ordered:
+            file.write(array.astype(array.dtype.newbyteorder("<"), order="C").tobytes())
 
 
 class _Header:
