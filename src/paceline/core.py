@@ -505,6 +505,7 @@ class SpeculationStats:
         accepted_per_position: how many passes kept their first i+1 draft tokens.
         committed: tokens committed by decode passes, bonus and correction included.
         by_drafter: the same two counts for each drafter.
+        drafters: names of all that could be asked, those found near the model among them.
         off_reason: why nothing was drafted, or None if something was.
     """
 
@@ -515,6 +516,7 @@ class SpeculationStats:
     accepted_per_position: list[int] = field(default_factory=list)
     committed: int = 0
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
+    drafters: list[str] = field(default_factory=list)
     off_reason: str | None = None
 
     @property

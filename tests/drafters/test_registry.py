@@ -98,7 +98,7 @@ def test_a_fixed_draft_length_goes_to_the_planner():
         ([], r"no drafter is given"),
         (7, r"speculate is 7"),
         ([7], r"speculate is \[7\]"),
-        ("auto:file=x", r"'auto' takes no option 'file'"),
+        ("auto:file=x", r"auto has no option 'file'"),
         ("", r"no drafter ''"),
         ("model", r"drafter 'model' needs a model\nhint: write model:MODEL"),
         ("draft-model:vocabulary=text", r"needs a model"),

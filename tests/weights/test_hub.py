@@ -376,6 +376,7 @@ class HubHandler(BaseHTTPRequestHandler):
     repositories: ClassVar = {
         "org/name-GGUF": {"m-Q4_K_M.gguf": b"four", "m-Q8_0.gguf": b"eight", "README.md": b""},
         "org/folder": {"config.json": b"{}", "model.safetensors": b"weights", "model.bin": b"pickle"},
+        "org/both-GGUF": {"m-Q8_0.gguf": b"eight", "mtp-Q8_0.gguf": b"head", "dflash-Q4_0.gguf": b"block"},
     }
 
     def do_HEAD(self) -> None:
@@ -458,6 +459,15 @@ def test_a_folder_is_fetched_and_then_found_offline(endpoint: str, tmp_path: Pat
     }
     assert ask_hub("org/folder@main", endpoint, tmp_path, HF_HUB_OFFLINE="1") == str(path)
     assert ask_hub("org/folder", "http://127.0.0.1:9", tmp_path) == str(path)
+
+
+def test_a_repositorys_drafter_comes_with_its_model(endpoint: str, tmp_path: Path) -> None:
+    path = Path(ask_hub("org/both-GGUF:Q8_0", endpoint, tmp_path))
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == {
+        "m-Q8_0.gguf": b"eight",
+        "dflash-Q4_0.gguf": b"block",
+    }
+    assert ask_hub("org/both-GGUF:Q8_0", "http://127.0.0.1:9", tmp_path) == str(path)
 
 
 def test_what_the_hub_does_not_have(endpoint: str, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def command(
     quantize: Quantize = None,
     json: Annotated[bool, typer.Option("--json", help="Print one object")] = False,
 ) -> int:
+    from paceline.drafters.beside import find_drafters
     from paceline.models.target import NativeTarget
     from paceline.weights.source import open_model
 
@@ -44,6 +45,7 @@ def command(
         return 1
     rows: list[RowFault | None] = []
     with open_model(locate(model), quantize) as file:
+        drafters = [found.describe(file.path) for found in find_drafters(file)]
         rows += row_faults(NativeTarget.load(file, threads=threads), seed=seed)
     llm, _, _ = load(model, MachineFlags(threads=threads, quantize=quantize), "off")
     gain = _gain(llm, str(locate(draft))) if draft else None
@@ -63,11 +65,13 @@ def command(
             "cases": cases,
             "text_faults": wrong_texts,
             "identical": same,
+            "drafters": drafters,
         }
         terminal.write_json(found | ({"pair": _pair_json(report, gain)} if report else {}))
     else:
         if gain is not None:
             terminal.write(_gain_text(gain))
+        terminal.write("".join(f"drafter     {found}\n" for found in drafters))
         terminal.write(_verdict("passes of 2 to 40 rows, over one sequence and several", wrong_rows))
         terminal.write(_verdict(f"{cases} random requests with and without speculation", wrong_texts))
     return 0 if same else 1

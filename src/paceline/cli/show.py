@@ -48,4 +48,5 @@ def _lines(d: Description) -> list[tuple[str, str]]:
             "template",
             f"{len(d.chat_template)} characters (--template prints it)" if d.chat_template else "none",
         ),
+        *(("drafter", found) for found in d.drafters),
     ]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core import Floats
-from paceline.drafters.checkpoint_arrays import Array, Indices, from_safetensors
+from paceline.drafters.checkpoint_arrays import Array, Contents, from_safetensors
 from paceline.drafters.checkpoint_gguf import read_gguf
 from paceline.drafters.checkpoint_names import KINDS, flatten, layout_of, plain_name, recognise, renamed
 from paceline.errors import ModelFileError, UnsupportedModelError, UsageError, suggest
@@ -61,27 +61,16 @@ class Checkpoint:
         interleaved: rows of query and key are in the order in which rope turns neighbours.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        kind: str,
-        layout: str,
-        settings: dict[str, Any],
-        arrays: dict[str, Array],
-        indices: Indices,
-        dtype: str,
-        *,
-        interleaved: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, inside: Contents, dtype: str) -> None:
         self.path = path
-        self.kind = kind
-        self.layout = layout
-        self.settings = settings
-        self.interleaved = interleaved
-        self._arrays = arrays
-        self._indices = indices
+        self.kind = inside.kind
+        self.layout = inside.layout
+        self.settings = inside.settings
+        self.interleaved = inside.interleaved
+        self._arrays = inside.arrays
+        self._indices = inside.indices
         self._dtype = dtype
-        self.tensors = {name: self._info(name, array) for name, array in arrays.items()}
+        self.tensors = {name: self._info(name, array) for name, array in inside.arrays.items()}
 
     def has(self, name: str) -> bool:
         return name in self.tensors or name in self._indices
@@ -199,20 +188,26 @@ def open_checkpoint(path: str | Path, dtype: str = "auto", kind: str | None = No
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype of a drafter is {dtype!r}", suggest(str(dtype), list(DTYPES)))
-    path = Path(path)
-    if path.suffix == ".gguf":
-        inside = read_gguf(path)
-        _refuse_kind(path, inside.kind, kind)
-        return Checkpoint(
-            path,
-            inside.kind,
-            "GGUF",
-            inside.settings,
-            inside.arrays,
-            inside.indices,
-            dtype,
-            interleaved=inside.interleaved,
+    inside = look_into(path := Path(path))
+    _refuse_kind(path, inside.kind, kind)
+    if inside.unknown and inside.kind != "mtp":
+        shown = ", ".join(map(repr, inside.unknown[:3]))
+        more = f" and {len(inside.unknown) - 3} more" if len(inside.unknown) > 3 else ""
+        raise UnsupportedModelError(
+            f"{path}: a drafter of kind {inside.kind} with tensors that are not known here: {shown}{more}",
+            "without them it would draft badly; update Paceline or use another checkpoint",
         )
+    return Checkpoint(path, inside, dtype)
+
+
+def look_into(path: Path) -> Contents:
+    """Read what a folder, or a file, holds, whether it runs here or not.
+
+    Raises:
+        ModelFileError, UnsupportedModelError: it cannot be read.
+    """
+    if path.suffix == ".gguf":
+        return read_gguf(path)
     if path.is_dir():
         shards, folder = open_shards(path), path
     else:
@@ -220,18 +215,12 @@ def open_checkpoint(path: str | Path, dtype: str = "auto", kind: str | None = No
     settings = flatten(read_optional(folder / "config.json"))
     arrays, indices = from_safetensors(shards)
     shapes = {name: array.shape for name, array in arrays.items()}
-    its = recognise(settings, shapes)
-    _refuse_kind(path, its, kind)
-    layout = layout_of(settings, shapes, its)
-    named, left = renamed(arrays, its, settings)
-    if left and its != "mtp":
-        shown = ", ".join(map(repr, left[:3])) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-        raise UnsupportedModelError(
-            f"{path}: a drafter of kind {its} with tensors that are not known here: {shown}",
-            "without them it would draft badly; update Paceline or use another checkpoint",
-        )
+    kind = recognise(settings, shapes)
+    if kind not in KINDS:
+        return Contents(kind, "", settings, arrays, indices)
+    named, unknown = renamed(arrays, kind, settings)
     ids = {plain_name(name) or name: values for name, values in indices.items()}
-    return Checkpoint(path, its, layout, settings, named, ids, dtype)
+    return Contents(kind, layout_of(settings, shapes, kind), settings, named, ids, unknown=tuple(unknown))
 
 
 def _complete(path: Path, wanted: str | None) -> UnsupportedModelError:

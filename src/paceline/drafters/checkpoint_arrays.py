@@ -1,9 +1,10 @@
-"""Weights and tables of ids as they lie in a drafter's files."""
+"""What lies in a drafter's files: weights, tables of ids, settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,28 @@ class Array:
         """An array that follows from something else."""
         raw = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
         return cls(TensorType.F32, values.shape, lambda: raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What files hold.
+
+    Attributes:
+        kind: of the drafter; "model" for a complete model, "" for what is not known.
+        layout: whose way of writing it down; "" for what does not run.
+        settings: config.json with nested parts flattened, or a GGUF file's keys without the architecture.
+        arrays, indices: weights, and ids, by their names here.
+        interleaved: rows of query and key are in the order in which rope turns neighbours.
+        unknown: names of weights that mean nothing here.
+    """
+
+    kind: str
+    layout: str
+    settings: dict[str, Any]
+    arrays: dict[str, Array]
+    indices: Indices
+    interleaved: bool = False
+    unknown: tuple[str, ...] = ()
 
 
 def from_safetensors(shards: Sequence[SafetensorsFile]) -> tuple[dict[str, Array], Indices]:

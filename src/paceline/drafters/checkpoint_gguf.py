@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.drafters.checkpoint_arrays import Array, Indices, from_gguf
+from paceline.drafters.checkpoint_arrays import Array, Contents, Indices, from_gguf
 from paceline.errors import ModelFileError, UnsupportedModelError
 from paceline.weights.gguf import GGUFFile
 
 _DAMAGED = "convert it again"
-
-_INTERLEAVED = ("eagle3", "llama")
-"""Architectures whose rows of query and key are in the order in which rope turns neighbours."""
 
 _BLOCK_NAMES = {
     "enc.output_norm.weight": "hidden_norm.weight",
@@ -34,26 +30,6 @@ _BLOCK_NAMES = {
     "conf_proj.weight": "confidence_head.proj.weight",
     "conf_proj.bias": "confidence_head.proj.bias",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a GGUF file holds.
-
-    Attributes:
-        kind: of the drafter; "model" if there is none in it.
-        family: its architecture.
-    """
-
-    kind: str
-    family: str
-    settings: dict[str, Any]
-    arrays: dict[str, Array]
-    indices: Indices
-
-    @property
-    def interleaved(self) -> bool:
-        return self.family in _INTERLEAVED
 
 
 def read_gguf(path: Path) -> Contents:
@@ -72,12 +48,13 @@ def read_gguf(path: Path) -> Contents:
     }
     arrays, indices = from_gguf(file), file.indices()
     if family == "eagle3":
-        return Contents("eagle3", family, settings, arrays, indices)
+        return Contents("eagle3", "GGUF", settings, arrays, indices, interleaved=True)
     if family == "dflash":
         return _block(path, settings, arrays, indices, file.metadata)
     if heads := settings.get("nextn_predict_layers"):
-        return Contents("mtp", family, settings, _nextn(path, arrays, settings, heads), indices)
-    return Contents("model", family, settings, arrays, indices)
+        blocks = _nextn(path, arrays, settings, heads)
+        return Contents("mtp", "GGUF", settings, blocks, indices, interleaved=family == "llama")
+    return Contents("model", "GGUF", settings, arrays, indices)
 
 
 def _block(
@@ -105,7 +82,7 @@ def _block(
     }
     settings = settings | {key: value for key, value in meant.items() if value is not None}
     kind = "dspark" if sparks or settings.get("sample_from_anchor") is True else "dflash"
-    return Contents(kind, "dflash", settings, named, indices)
+    return Contents(kind, "GGUF", settings, named, indices)
 
 
 def _refuse_variants(path: Path, settings: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

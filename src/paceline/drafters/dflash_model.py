@@ -24,6 +24,7 @@ from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.checkpoint_ids import target_ids
 from paceline.drafters.dflash_config import BlockConfig
 from paceline.drafters.head_program import Lender
+from paceline.drafters.suitability import Facts, check_block
 from paceline.errors import ModelFileError
 from paceline.models.decoder import Layers
 from paceline.models.registry import architecture
@@ -70,7 +71,11 @@ class BlockModel:
         self.lender = lender
         self.context_limit = lender.context_limit + MAX_ROWS
         self.pages = lender.pages + 2 * MAX_ROWS // PAGE_SIZE
-        self._check(found, lent)
+        check_block(found, config, Facts.of(lender), config.taps)
+        self.vocab_size = lender.vocab_size
+        self._states = len(config.taps) * lent.config.width
+        self.rows = found.shape("output.weight")[0] if found.has("output.weight") else self.vocab_size
+        self.places = target_ids(found, self.rows, self.vocab_size) if self.rows != self.vocab_size else None
         self._program = Program(
             threads=lender.threads,
             isa=lender.isa,
@@ -146,32 +151,6 @@ class BlockModel:
 
     def copy_page(self, source: int, target: int) -> None:
         self._program.copy_page(source, target)
-
-    def _check(self, found: Checkpoint, lent: Lent) -> None:
-        """Refuse a drafter whose weights do not fit its target's."""
-        config, width = self.config, self.config.decoder.width
-        self.vocab_size = lent.file.tensors["token_embd.weight"].shape[0]
-        self._states = len(config.taps) * lent.config.width
-        shared = [n for n in ("token_embd.weight", "output.weight") if not found.has(n)]
-        fused = found.shape("fc.weight")
-        if fused != (width, self._states) or (shared and width != lent.config.width):
-            raise found.fault(
-                f"its fc.weight is {fused} and its width {width}; {len(config.taps)} layers of the target "
-                f"are {self._states} wide",
-                "it was made for another model",
-            )
-        if config.vocab != self.vocab_size:
-            raise found.fault(
-                f"it knows {config.vocab} tokens, the target {self.vocab_size}",
-                "it was made for another model",
-            )
-        if config.mask >= self.vocab_size:
-            raise found.fault(
-                f"its mask_token_id is {config.mask}, of {self.vocab_size} tokens",
-                "it was made for another model",
-            )
-        self.rows = found.shape("output.weight")[0] if found.has("output.weight") else self.vocab_size
-        self.places = target_ids(found, self.rows, self.vocab_size) if self.rows != self.vocab_size else None
 
     def _record(self, found: Checkpoint, lent: Lent, context: int) -> None:
         config, program, tensors = self.config, self._program, self._tensors

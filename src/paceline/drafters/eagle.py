@@ -23,6 +23,7 @@ from paceline.drafters.head_config import decoder_config
 from paceline.drafters.head_loading import HeadOptions, costs_of, lender_of
 from paceline.drafters.head_program import HeadProgram
 from paceline.drafters.loading import Host
+from paceline.drafters.suitability import Facts, refuse_stranger
 from paceline.errors import UnsupportedModelError
 
 
@@ -35,6 +36,7 @@ def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
     """
     lender = lender_of(host)
     depth = lender.lent.config.layers
+    refuse_stranger(found, Facts.of(lender), options.layers)
     head = HeadProgram(found, decoder_config(found), lender, threads=options.threads)
     if found.kind == "eagle":
         taps: tuple[int, ...] = (depth,)
@@ -53,12 +55,6 @@ class _Eagle:
     def __init__(self, head: HeadProgram) -> None:
         self.head, self.program, self.width = head, head.program, head.width
         head.same_width("output matrix")
-        found = head.checkpoint
-        if found.shape("fc.weight") != (self.width, 2 * self.width):
-            raise found.fault(
-                f"fc is {found.shape('fc.weight')}, expected {(self.width, 2 * self.width)}",
-                "it was made for another model",
-            )
         self.fuse = head.tensors.matrix("fc.weight", self.width, 2 * self.width)
         self.bias = head.tensors.bias("fc.bias", self.width)
         self.raw, self.feature = (self.program.buffer(self.width) for _ in range(2))
@@ -98,16 +94,10 @@ class _Eagle3:
         found, lent = head.checkpoint, head.lender.lent
         self.flags = Flags(found)
         self.theirs, self.taps = lent.config.width, taps
-        expected = (self.width, taps * self.theirs)
-        if found.shape("fc.weight") != expected:
-            raise found.fault(
-                f"fc is {found.shape('fc.weight')}, for {taps} layers of a target {self.theirs} wide "
-                f"it must be {expected}",
-                "it was made for another model, or reads other layers than it says",
-            )
-        self.fuse = head.tensors.matrix("fc.weight", *expected)
+        whole = taps * self.theirs
+        self.fuse = head.tensors.matrix("fc.weight", self.width, whole)
         self.fused = self.program.buffer(self.width) if self.flags.residual_normed else head.layers.x
-        self.states = self.program.acts(expected[1])
+        self.states = self.program.acts(whole)
         self.both = self.program.acts(2 * self.width)
         self.made = self.program.buffer(self.width) if self.flags.chain_normed else -1
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.core import Drafter, Target
+from paceline.drafters.beside import Found, find_drafters
 from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
 from paceline.drafters.head_program import HeadProgram, Lender
-from paceline.drafters.loading import Host
+from paceline.drafters.loading import Host, load_model_drafter
 from paceline.drafters.model import Costs
-from paceline.errors import ModelFileError, UnsupportedModelError, UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.weights import hub
-from paceline.weights.hf_files import read_optional
-from paceline.weights.source import Source
 
 _log = logging.getLogger("paceline")
 
@@ -79,24 +78,32 @@ def load_head(
     return known
 
 
-def shipped_head(host: Host) -> Drafter | None:
-    """The head in the target's own files, if there is one and it runs; the log says which, or why not."""
-    lent = getattr(host.target, "lent", None)
-    if lent is None or not _announced(lent.file):
-        return None
-    try:
-        return load_head(host, kind="mtp")
-    except (ModelFileError, UnsupportedModelError) as error:
-        _log.info("no head of its own drafts for this model: %s", error.message)
-        return None
+def found_drafter(host: Host) -> Drafter | None:
+    """The drafter in the target's own files or beside them, if there is one and it runs.
+
+    The log says which, and why others are not used.
+    """
+    file = lender_of(host).lent.file
+    first = file.path not in host.found
+    if first:
+        host.found[file.path] = find_drafters(file)
+    for one in host.found[file.path]:
+        if not one.obstacle:
+            try:
+                return _load_found(host, one, file.path)
+            except PacelineError as error:
+                _log.info("%s is not used to draft: %s", one.path, error.message)
+        elif first:
+            _log.info("%s is not used to draft: %s", one.path, one.obstacle)
+    return None
 
 
-def _announced(file: Source) -> bool:
-    """Whether a model's settings speak of a head; they may still do when its tensors were left out."""
-    if any(key.endswith(".nextn_predict_layers") for key in file.metadata):
-        return True
-    settings = read_optional(file.path / "config.json") if file.path.is_dir() else {}
-    return any(settings.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+def _load_found(host: Host, one: Found, model: Path) -> Drafter:
+    if one.kind == "model":
+        drafter: Drafter = load_model_drafter(host, str(one.path), vocabulary="same")
+        _log.info("%s, found beside the model, drafts for it", one.path)
+        return drafter
+    return load_head(host, None if one.path == model else str(one.path), kind=one.kind)
 
 
 def _load(host: Host, path: Path, kind: str | None, dtype: str, options: HeadOptions) -> Drafter:

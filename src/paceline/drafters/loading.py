@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from paceline.core import Drafter, Target
 from paceline.drafters.model import Costs, ModelDrafter
@@ -14,6 +15,9 @@ from paceline.text.respelling import Translator
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights import hub
 from paceline.weights.source import open_model
+
+if TYPE_CHECKING:
+    from paceline.drafters.beside import Found
 
 LEAST_CONTEXT = 64
 """A draft model that sees less text than this is refused."""
@@ -36,6 +40,7 @@ class Host:
         measure: finds the pass times of a draft model.
         models: draft models and heads that are loaded, by their options: each is loaded once.
         target: the model itself, which heads borrow weights from; None where there is none to borrow from.
+        found: what was found near the target's file, once it was looked for.
     """
 
     tokenizer: Tokenizer
@@ -44,6 +49,7 @@ class Host:
     measure: Callable[[Target], Costs]
     models: dict[tuple[object, ...], Any] = field(default_factory=dict)
     target: Target | None = None
+    found: dict[Path, list[Found]] = field(default_factory=dict)
 
     def reset(self) -> None:
         """Make the loaded draft models forget all text and all they learnt."""
@@ -72,13 +78,13 @@ def load_head(host: Host, model: str | None = None, **options: Any) -> Drafter:
     return head_loading.load_head(host, model, **options)
 
 
-def shipped_head(host: Host) -> Drafter | None:
-    """The head that the target ships with; see `head_loading.shipped_head`."""
+def found_drafter(host: Host) -> Drafter | None:
+    """The drafter that lies with the target, loaded; see `head_loading.found_drafter`."""
     if getattr(host.target, "lent", None) is None:
         return None
     from paceline.drafters import head_loading
 
-    return head_loading.shipped_head(host)
+    return head_loading.found_drafter(host)
 
 
 def load_model_drafter(

@@ -15,7 +15,6 @@ attention, gated attention.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from paceline.drafters.checkpoint import Checkpoint
@@ -25,15 +24,9 @@ from paceline.drafters.head_config import decoder_config
 from paceline.drafters.head_loading import HeadOptions, costs_of, lender_of
 from paceline.drafters.head_program import HeadProgram
 from paceline.drafters.loading import Host
-from paceline.errors import UnsupportedModelError
+from paceline.drafters.suitability import Facts, refuse_stranger
 
 _AT = "blk.0.nextn."
-
-_REFUSED = {
-    r"\.(ffn_gate_inp|ffn_\w+_exps|mlp\.(gate|experts|shared_expert))": "a mixture of experts",
-    r"\.(self_attn\.(q_a|kv_a|kv_b)_|attn_(q_a|kv_a|kv_b))": "latent attention",
-    r"\.(hc_|e_proj|h_proj)": "several streams",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +59,9 @@ def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
         UnsupportedModelError: its layer does not run here, or it asks for something that does not.
     """
     lender = lender_of(host)
-    refuse_layers(found)
+    refuse_stranger(found, Facts.of(lender))
     found.keep_layers(1)
     config = decoder_config(found)
-    queries = found.shape("blk.0.attn_q.weight")[0]
-    if queries != config.heads * config.head_dim:
-        raise UnsupportedModelError(
-            f"{found.path}: its attention is gated ({queries} rows for {config.heads} heads)",
-            "such heads do not run here yet",
-        )
     head = HeadProgram(found, config, lender, threads=options.threads, output=_AT + "shared_head_head.weight")
     _Mtp(head, Flags.of(found, options)).record()
     head.seal()
@@ -83,29 +70,12 @@ def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
     return HeadDrafter(found.kind, head, taps, ids, host.tokenizer.eog_ids, costs_of(host, head))
 
 
-def refuse_layers(found: Checkpoint) -> None:
-    """Refuse layers of kinds that do not run here, by name."""
-    for pattern, what in _REFUSED.items():
-        if name := next((name for name in found.tensors if re.search(pattern, name)), None):
-            raise UnsupportedModelError(
-                f"{found.path}: its head has {what} ({name})", "MTP heads run here where their layer is dense"
-            )
-
-
 class _Mtp:
     """Records a head of one layer."""
 
     def __init__(self, head: HeadProgram, flags: Flags) -> None:
         self.head, self.program, self.width, self.flags = head, head.program, head.width, flags
-        head.same_width("states")
-        found = head.checkpoint
-        expected = (self.width, 2 * self.width)
-        if found.shape(_AT + "eh_proj.weight") != expected:
-            raise found.fault(
-                f"its projection is {found.shape(_AT + 'eh_proj.weight')}, expected {expected}",
-                "it was made for another model",
-            )
-        self.projection = head.tensors.matrix(_AT + "eh_proj.weight", *expected)
+        self.projection = head.tensors.matrix(_AT + "eh_proj.weight", self.width, 2 * self.width)
         self.hidden, self.made = (self.program.buffer(self.width) for _ in range(2))
         self.both = self.program.acts(2 * self.width)
 

@@ -13,10 +13,10 @@ from paceline.core import Drafter, is_whole
 from paceline.drafters.grammar import GrammarDrafter
 from paceline.drafters.loading import (
     Host,
+    found_drafter,
     head_dtype,
     load_head,
     load_model_drafter,
-    shipped_head,
     vocabulary,
 )
 from paceline.drafters.ngram import NgramDrafter
@@ -153,6 +153,8 @@ REGISTRY: dict[str, Row] = {
 }
 
 _AUTO = ("grammar", "suffix", "prediction")
+_FIND: _Options = {"find": ("find", truth)}
+"""Options of "auto" without a path: whether it looks for a drafter near the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +195,18 @@ def configure(
         raise UsageError("no drafter is given", "to turn speculation off, write 'off'")
     drafters: list[Drafter] = []
     length: int | None = None
-    for spec in specs:
-        name, options = _parse(spec)
+    asked = [_parse(spec) for spec in specs]
+    named = any(name not in ("auto", "off") and _is_model(name) for name, _ in asked)
+    for name, options in asked:
         if "num_speculative_tokens" in options:
             length = _draft_length(options.pop("num_speculative_tokens"))
-        if name == "auto" and "model" in options:
-            its = _arguments(name, _HEAD, options)
-            options = {}
-            if host is not None:
-                drafters.append(load_head(host, **its))
-        elif name == "auto" and host is not None and (head := shipped_head(host)) is not None:
-            drafters.append(head)
-        names = _AUTO if name == "auto" else (name,)
         if name == "off":
             raise UsageError("'off' cannot be combined with drafters", "give 'off' alone, or leave it out")
-        if name == "auto" and options:
-            raise UsageError(f"'auto' takes no option {next(iter(options))!r}", "name the drafter it is for")
+        names: tuple[str, ...] = (name,)
+        if name == "auto":
+            names, head = _AUTO, _head_of_auto(options, host, find=not named)
+            drafters += [] if head is None else [head]
+            options = {}
         for each in names:
             one: Spec = {"method": each, **options}
             drafter = _build(one, vocab_size=vocab_size, identity=identity, host=host)
@@ -218,6 +216,23 @@ def configure(
                 raise UsageError(f"{drafter.name!r} is given twice", "give each drafter once")
             drafters.append(drafter)
     return Speculation(drafters, length)
+
+
+def _is_model(name: str) -> bool:
+    return "host" in REGISTRY[_canonical(name)].shared
+
+
+def _head_of_auto(options: dict[str, Any], host: Host | None, *, find: bool) -> Drafter | None:
+    """The head that auto was given a path of, or else the drafter found near the model.
+
+    Args:
+        find: whether to look at all; nobody does where another model was named.
+    """
+    if "model" in options:
+        its = _arguments("auto", _HEAD, options)
+        return None if host is None else load_head(host, **its)
+    its = _arguments("auto", _FIND, options)
+    return found_drafter(host) if find and host is not None and its.get("find", True) else None
 
 
 def create(spec: Spec, *, vocab_size: int, identity: str = "", host: Host | None = None) -> Drafter:

@@ -357,6 +357,7 @@ class LLM:
                 leader=made[0] if made else None,
                 index=index,
             )
+            request.stats.drafters = [drafter.name for drafter in planner.drafters]
             made.append(request)
         return made
 

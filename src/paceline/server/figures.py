@@ -82,6 +82,7 @@ def speculative_decoding(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
         "passes": passes,
         "tokens_per_pass": _ratio(sum(s.committed for s in stats), passes) or 1.0,
         "by_drafter": by_drafter,
+        "drafters": list(dict.fromkeys(name for one in stats for name in one.drafters)),
         "off_reason": None if drafted else next((s.off_reason for s in stats if s.off_reason), None),
     }
 

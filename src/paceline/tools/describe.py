@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.drafters.beside import find_drafters
 from paceline.weights.source import open_model
 
 KV_BYTES = 2
@@ -18,6 +19,7 @@ class Description:
     """Attributes:
     tensor_bytes: bytes of weights by tensor type, largest first.
     kv_bytes_per_token: what one token of context takes in the KV cache.
+    drafters: what was found in the model's files or near them that drafts for it, and what does not and why.
     """
 
     file: str
@@ -38,6 +40,7 @@ class Description:
     pre_tokenizer: str
     vocabulary: int
     chat_template: str | None
+    drafters: list[str]
 
     @property
     def bits_per_weight(self) -> float:
@@ -80,6 +83,7 @@ def describe(path: Path) -> Description:
             pre_tokenizer=str(meta.get("tokenizer.ggml.pre", "")),
             vocabulary=len(meta.get("tokenizer.ggml.tokens") or ()),
             chat_template=meta.get("tokenizer.chat_template"),
+            drafters=[found.describe(path) for found in find_drafters(file)],
         )
 
 

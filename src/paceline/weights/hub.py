@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.errors import ModelFileError, ResourceError, UnsupportedModelError, UsageError, suggest
+from paceline.weights.sidecars import is_sidecar, sidecar_of, without_sidecars
+
+_log = logging.getLogger("paceline")
 
 Progress = Callable[[int, int], None]
 """Told (bytes so far, bytes in all) while something is fetched."""
@@ -291,8 +295,10 @@ def _pull_hub(repo: str, revision: str, quant: str | None) -> Path:
     try:
         # model_info and not list_repo_files: without a network that one retries for most of a minute.
         info = huggingface_hub.model_info(repo, revision=revision, timeout=_LIST_TIMEOUT_SECONDS)
-        chosen = choose(where, [sibling.rfilename for sibling in info.siblings or []], quant)
+        files = [sibling.rfilename for sibling in info.siblings or []]
+        chosen = choose(where, files, quant)
         paths = [Path(huggingface_hub.hf_hub_download(repo, name, revision=revision)) for name in chosen]
+        _fetch_sidecar(repo, revision, sidecar_of(files, chosen[0]))
         return _place(chosen, paths)
     except (UsageError, UnsupportedModelError):
         raise
@@ -307,6 +313,17 @@ def _pull_hub(repo: str, revision: str, quant: str | None) -> Path:
             f"cannot fetch {where} from the hub: {reason}",
             "check the name, the network, HF_HUB_OFFLINE, and HF_TOKEN for gated models",
         ) from None
+
+
+def _fetch_sidecar(repo: str, revision: str, names: list[str]) -> None:
+    """Fetch the drafter that a repository has for its model; without it the model runs too."""
+    import huggingface_hub
+
+    try:
+        for name in names:
+            huggingface_hub.hf_hub_download(repo, name, revision=revision)
+    except Exception as error:  # as above: from one HTTP library or another
+        _log.warning("the drafter %s of %s could not be fetched: %s", names[0], repo, error)
 
 
 def _hub_cache(repo: str, revision: str) -> dict[str, Path]:
@@ -336,7 +353,8 @@ def choose(where: str, files: Iterable[str], quant: str | None) -> list[str]:
     """
     names = sorted(files)
     weights = _weights([name for name in names if name.endswith(".safetensors") and "/" not in name])
-    if any(name.lower().endswith(".gguf") for name in names) or not weights or _CONFIG not in names:
+    models = [name for name in names if name.lower().endswith(".gguf") and not is_sidecar(name)]
+    if models or not weights or _CONFIG not in names:
         return [choose_file(where, names, quant)]
     if quant is not None:
         raise UsageError(
@@ -367,9 +385,9 @@ def choose_file(where: str, files: Iterable[str], quant: str | None) -> str:
         UsageError: none or several fit; the hint lists them.
         UnsupportedModelError: the model is split over several files.
     """
-    models = sorted(
+    models = without_sidecars(
         name
-        for name in files
+        for name in sorted(files)
         if name.lower().endswith(".gguf") and not re.search("mmproj|imatrix", name, re.I)
     )
     if not models:
