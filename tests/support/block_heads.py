@@ -297,9 +297,12 @@ class BlockOracle:
 
     def say(self, features: Array, anchor: int, count: int) -> Said:
         """Greedy tokens, left to right."""
-        hidden = self.hidden(features, anchor)[0 if self.first else 1 :]
+        hidden = self.hidden(features, anchor)
         tokens, rows, sure = [], [], []
         state, before = np.zeros(0), anchor
+        if not self.first:
+            _, _, state = self._bias(hidden[0], before, state)
+            hidden = hidden[1:]
         for h in hidden[:count]:
             bias, w, state = self._bias(h, before, state)
             row = h @ self.head.T + bias

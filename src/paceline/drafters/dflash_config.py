@@ -77,9 +77,14 @@ class BlockConfig:
     confidence: bool
 
     @property
+    def first(self) -> int:
+        """The first slot that predicts."""
+        return 0 if self.anchor_first else 1
+
+    @property
     def slots(self) -> int:
         """Tokens that one block drafts."""
-        return self.block if self.anchor_first else self.block - 1
+        return self.block - self.first
 
 
 def read_config(found: Checkpoint, *, layers: int, sample_from_anchor: bool | None = None) -> BlockConfig:

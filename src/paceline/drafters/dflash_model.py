@@ -110,10 +110,10 @@ class BlockModel:
         """Run the blocks, as many as fit `max_rows`, in one pass.
 
         Returns:
-            For each block [slots, rows] logits, valid until the next call, and [slots, width] what made
-            them, which is empty unless there is a Markov or confidence head.
+            For each block [slots, rows] logits, valid until the next call, and [first + slots, width] the
+            states from the anchor's on, which are none unless there is a Markov or confidence head.
         """
-        size, first = self.config.block, 0 if self.config.anchor_first else 1
+        size, first = self.config.block, self.config.first
         tokens: Ids = np.full((len(blocks), size), self.config.mask, np.int32)
         tokens[:, 0] = [block.anchor for block in blocks]
         starts: Ids = np.array([block.start for block in blocks], np.int32)
@@ -127,9 +127,8 @@ class BlockModel:
         )
         reach = np.repeat(places[:, -1] + np.int32(1), size)
         logits, hidden = self._pass(rows, reach)
-        ends = np.cumsum(counts)[:-1]
-        kept = hidden[rows.wanted] if len(hidden) else hidden
-        return np.split(logits, ends), (np.split(kept, ends) if len(kept) else [kept] * len(blocks))
+        states = [hidden[i * size : i * size + first + n] for i, n in enumerate(counts)]
+        return np.split(logits, np.cumsum(counts)[:-1]), states
 
     def bias(self, latents: Floats) -> Floats:
         """[n, rows] what a Markov head adds to logits for latents [n, rank]; valid until the next call."""

@@ -7,6 +7,7 @@ two of its three kinds, of the slot's own state h:
     gated      sigmoid(Wg [h; w] + b) * w
     rnn        tanh(o) of (i, c, o) = W [s; w; h] + b, with s := sigmoid(i) * s + (1 - sigmoid(i)) * tanh(c)
 
+The state begins at the anchor's slot, also where that slot predicts nothing: so speculators trains it.
 A confidence head estimates sigmoid(Wc [h; w] + b), the chance that the target takes the token given that it
 took those before (DSpark, arXiv 2607.05147).
 """
@@ -51,6 +52,7 @@ class ChainHeads:
 
     def __init__(self, found: Checkpoint, config: BlockConfig) -> None:
         self.found = found
+        self.first = config.first
         self.markov = config.markov
         width, rank = config.decoder.width, config.markov.rank if config.markov else 0
         self.rank = rank
@@ -75,7 +77,7 @@ class ChainHeads:
             self.sure = _Linear(weight[:, :0], weight[:, width:], weight[:, :width], bias)
 
     def open(self, hidden: Floats, anchor: int) -> Chain:
-        """Begin at the anchor of a block whose predicting slots have these states [slots, width]."""
+        """Begin at the anchor of a block whose slots have these states [slots, width], its own first."""
         return Chain(self, hidden, anchor)
 
     def embed(self, token: int) -> Floats:
@@ -117,12 +119,15 @@ class Chain:
 
     def __init__(self, heads: ChainHeads, hidden: Floats, anchor: int) -> None:
         self._heads = heads
-        self._depth = 0
+        self._depth = 0  # of the slot at hand, the anchor's included
         self._before = heads.embed(anchor)
         self._state = np.zeros(heads.rank, np.float32)
         # What the slots' states contribute is the larger part, and known at once.
         self._mixed = None if heads.mix is None else hidden @ heads.mix.hidden.T + heads.mix.bias
         self._sure = None if heads.sure is None else hidden @ heads.sure.hidden[0] + heads.sure.bias[0]
+        if heads.first:
+            self.latent()
+            self._depth = heads.first
 
     def latent(self) -> Floats:
         """[rank] of this slot; call once for each."""
