@@ -142,9 +142,16 @@ class PassTime:
         self._drift **= 0.98
 
     def _interpolate(self) -> list[float]:
-        points = [m * math.exp(s) for m, s in zip(self._measured, self._log_shape, strict=True)]
-        curve = np.interp(np.arange(self._rows[-1] + 1), self._rows, np.maximum.accumulate(points))
-        return list(curve.tolist())
+        """[rows] the table with what was observed, never falling, and straight lines in between."""
+        curve: list[float] = []
+        left, height = 0, 0.0
+        for right, measured, log_shape in zip(self._rows, self._measured, self._log_shape, strict=True):
+            point = max(measured * math.exp(log_shape), height)
+            start = height if curve else point  # nothing is known below the first
+            slope = (point - start) / (right - left)
+            curve += [start + slope * row for row in range(right - left)]
+            left, height = right, point
+        return [*curve, height]
 
 
 def _last_slope(curve: Sequence[float]) -> float:

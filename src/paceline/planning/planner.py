@@ -495,9 +495,10 @@ def _affordable(
 ) -> int:
     """How many of the chosen nodes a request's stake allows."""
     costs, misses, gains, miss, gain = [], [], [], 1.0, 0.0
+    parents = draft.parents.tolist()
     for n, node in enumerate(chosen, 1):
         gain += paths[node]
-        if draft.parents[node] == ROOT:
+        if parents[node] == ROOT:
             miss -= paths[node]
         costs.append(prices.extra[n] / prices.token)
         misses.append(miss)

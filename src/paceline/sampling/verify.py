@@ -44,7 +44,7 @@ def walk(
         (token, node): node is the accepted draft node, or ROOT for the last token, the correction or bonus.
     """
     assert draft.probs is None or draft.probs.shape == (len(draft), sampler.vocab_size)
-    children = _children(draft)
+    children, tokens = _children(draft), draft.tokens.tolist()
     rejecting = sampler.params.verification == "rejection" and not sampler.params.greedy
     node, position = ROOT, first_position
     while True:
@@ -55,7 +55,7 @@ def walk(
             token, node = _reject_or_keep(draft, siblings, sampler, row, position)
         else:
             token = sampler.pick(row, int(argmax[1 + node]), position)
-            node = next((child for child in siblings if draft.tokens[child] == token), ROOT)
+            node = next((child for child in siblings if tokens[child] == token), ROOT)
         sampler.advance(token)
         yield token, node
         if node == ROOT:
