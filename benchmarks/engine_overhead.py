@@ -75,11 +75,11 @@ def _bushy(nodes: int, source: str) -> Draft:
     tokens = [TOKEN if i % 2 else TOKEN + 1 for i in range(nodes)]  # the second sibling is right
     chances = np.full(nodes, 0.9, np.float32)
     as_ids = [np.asarray(x, np.int32) for x in (tokens, parents)]
-    return Draft(*as_ids, chances, (source,) * nodes, np.zeros(nodes, np.int32))
+    return Draft(*as_ids, chances, (source,) * nodes)
 
 
 def _cut(draft: Draft, n: int) -> Draft:
-    return Draft(draft.tokens[:n], draft.parents[:n], draft.chances[:n], draft.sources[:n], draft.buckets[:n])
+    return Draft(draft.tokens[:n], draft.parents[:n], draft.chances[:n], draft.sources[:n])
 
 
 class Timed:

@@ -15,11 +15,14 @@
 #include <optional>
 
 #include "program.h"
+#include "suffix.h"
 
 namespace nb = nanobind;
+using paceline::ContextTree;
 using paceline::Program;
 using paceline::Rows;
 using paceline::Shape;
+using paceline::SuffixOffer;
 
 namespace {
 
@@ -102,6 +105,32 @@ void run(Program& p, Ints tokens, Ints positions, Ints slots, Ints parents, Ints
   p.run(r, part);
 }
 
+// Takes in what a list of tokens holds beyond what the tree has seen of it.
+void follow(ContextTree& tree, const nb::list& tokens) {
+  for (auto i = static_cast<size_t>(tree.size()); i < nb::len(tokens); ++i) tree.add(nb::cast<int32_t>(tokens[i]));
+}
+
+SuffixOffer offer(const ContextTree& own, const ContextTree& shared, int budget, const std::vector<double>& weights, double luck) {
+  check(weights.size() == SuffixOffer::kFeatures, "suffix: one weight per feature");
+  return SuffixOffer(own, shared, budget, weights, luck);
+}
+
+// [(token, chance, features)] of a place: -1 is the root, else a node.
+nb::list guesses(const SuffixOffer& offer, int place) {
+  nb::list all;
+  if (place + 1 < 0 || static_cast<size_t>(place + 1) >= offer.places.size()) return all;
+  for (const paceline::Guess& guess : offer.places[static_cast<size_t>(place + 1)]) {
+    const int32_t* f = guess.features;
+    all.append(nb::make_tuple(guess.token, guess.chance, nb::make_tuple(f[0], f[1], f[2], f[3])));
+  }
+  return all;
+}
+
+template <class T>
+auto array(const std::vector<T>& values) {
+  return nb::ndarray<nb::numpy, const T, nb::ndim<1>>(values.data(), {values.size()});
+}
+
 // Bytes per second that `threads` threads read from memory, best of several sweeps over 512 MiB.
 double read_bandwidth(int threads) {
   constexpr size_t kBytes = size_t{512} << 20;
@@ -150,6 +179,15 @@ NB_MODULE(_core, m) {
         nb::arg("type"), nb::arg("rows"), nb::arg("cols"), "Bytes that a weight matrix takes in memory.");
   m.def("trim_memory", &trim_memory, "Give freed memory back to the system.");
   m.def("instruction_sets", &instruction_sets, "Kernel sets this CPU can run, best first.");
+
+  nb::class_<ContextTree>(m, "ContextTree").def(nb::init<>()).def("follow", &follow, nb::arg("tokens"));
+  nb::class_<SuffixOffer>(m, "SuffixOffer")
+      .def_prop_ro("tokens", [](const SuffixOffer& o) { return array(o.tokens); }, nb::rv_policy::reference_internal)
+      .def_prop_ro("parents", [](const SuffixOffer& o) { return array(o.parents); }, nb::rv_policy::reference_internal)
+      .def_prop_ro("chances", [](const SuffixOffer& o) { return array(o.chances); }, nb::rv_policy::reference_internal)
+      .def("guesses", &guesses, nb::arg("place"))
+      .def("child", &SuffixOffer::child, nb::arg("place"), nb::arg("token"));
+  m.def("suffix_offer", &offer, nb::arg("own"), nb::arg("shared"), nb::arg("budget"), nb::arg("weights"), nb::arg("luck"));
 
   nb::class_<Program>(m, "Program")
       .def("__init__",

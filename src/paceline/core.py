@@ -244,7 +244,6 @@ class Draft:
             parents[i] < i always. Siblings carry different tokens.
         chances: [n] calibrated probability that the target takes the node, given that it took the parent.
         sources: [n] name of the drafter that offered each node.
-        buckets: [n] the drafter's own label of each node, handed back in `Outcome` so that it can learn.
         probs: [n, vocab] distribution each node was drawn from; None means one-hot. Only rejection
             sampling reads it.
     """
@@ -253,27 +252,19 @@ class Draft:
     parents: Ids
     chances: Floats
     sources: tuple[str, ...]
-    buckets: Ids
     probs: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def chain(
-        cls,
-        tokens: Sequence[int],
-        chances: Sequence[float],
-        source: str,
-        buckets: Sequence[int] | None = None,
-    ) -> Draft:
+    def chain(cls, tokens: Sequence[int], chances: Sequence[float], source: str) -> Draft:
         n = len(tokens)
         return cls(
             np.asarray(tokens, np.int32),
             np.arange(-1, n - 1, dtype=np.int32),
             np.asarray(chances, np.float32),
             (source,) * n,
-            np.zeros(n, np.int32) if buckets is None else np.asarray(buckets, np.int32),
         )
 
     @classmethod

@@ -74,7 +74,7 @@ def write(drafter: Drafter, context: Context, truth: list[int], budget: int) -> 
 def check(draft: Draft, name: str, budget: int) -> None:
     n = len(draft)
     assert n <= budget
-    assert draft.parents.shape == draft.chances.shape == draft.buckets.shape == (n,)
+    assert draft.parents.shape == draft.chances.shape == (n,)
     assert draft.sources == (name,) * n
     assert ((draft.tokens >= 0) & (draft.tokens < VOCAB)).all()
     assert ((draft.chances >= 0) & (draft.chances <= 1)).all()

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.drafters import store as store_module
-from paceline.drafters.history import SEPARATOR
-from paceline.drafters.store import ResponseStore
+from paceline.drafters.store import SEPARATOR, ResponseStore
 from paceline.errors import ResourceError, UsageError
 
 
@@ -40,14 +39,14 @@ def test_keeps_whole_newest_responses_within_its_bound():
     for i in range(40):
         store.add([i * 10 + 1, i * 10 + 2])
         assert len(store) <= 10
-    assert store.tree.tokens[-3:] == [391, 392, SEPARATOR]
-    assert store.tree.tokens[0] != SEPARATOR
+    assert store.tokens[-3:] == [391, 392, SEPARATOR]
+    assert store.tokens[0] != SEPARATOR
 
 
 def test_of_a_response_longer_than_the_bound_the_end_is_kept():
     store = make(limit=10)
     store.add(list(range(30)))
-    assert store.tree.tokens == [*range(26, 30), SEPARATOR]
+    assert store.tokens == [*range(26, 30), SEPARATOR]
 
 
 def test_a_bound_of_zero_keeps_nothing(tmp_path):
@@ -65,7 +64,7 @@ def test_a_negative_bound_is_refused():
 
 def test_survives_a_restart(tmp_path):
     file = saved(tmp_path / "responses", [1, 2, 3], [4, 5])
-    assert make(file).tree.tokens == [1, 2, 3, SEPARATOR, 4, 5, SEPARATOR]
+    assert make(file).tokens == [1, 2, 3, SEPARATOR, 4, 5, SEPARATOR]
 
 
 def test_only_the_owner_can_read_it(tmp_path):
@@ -80,7 +79,7 @@ def test_nothing_is_left_beside_it(tmp_path):
 
 def test_a_smaller_bound_loads_the_newest_whole_responses(tmp_path):
     file = saved(tmp_path / "responses", [1, 2, 3], [4, 5], [6])
-    assert make(file, limit=6).tree.tokens == [4, 5, SEPARATOR, 6, SEPARATOR]
+    assert make(file, limit=6).tokens == [4, 5, SEPARATOR, 6, SEPARATOR]
 
 
 @pytest.mark.parametrize(("vocab", "identity"), [(1000, "model-b"), (999, "model-a")])
@@ -144,7 +143,7 @@ def test_a_damaged_file_is_reported_and_replaced(tmp_path, caplog, content):
     assert len(store) == 0
     store.add([7, 8])
     store.save()
-    assert make(file).tree.tokens == [7, 8, SEPARATOR]
+    assert make(file).tokens == [7, 8, SEPARATOR]
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -155,7 +154,7 @@ def test_no_damage_crashes_it_or_brings_in_wrong_ids(tmp_path, cut, noise, at):
     sound = saved(file, [1, 2, 3], [4, 5]).read_bytes()
     file.write_bytes((sound[:at] + noise + sound[at + len(noise) :])[: len(sound) - cut % len(sound)])
     try:
-        tokens = make(file).tree.tokens
+        tokens = make(file).tokens
     except UsageError:
         return
     assert tokens in ([], [1, 2, 3, SEPARATOR, 4, 5, SEPARATOR])
@@ -211,7 +210,7 @@ def test_a_full_disk_costs_a_log_line_and_keeps_the_old_file(tmp_path, caplog, m
     assert [p.name for p in tmp_path.iterdir()] == ["responses"]
     monkeypatch.undo()
     store.save()
-    assert make(file).tree.tokens == [1, 2, 3, SEPARATOR, 4, 5, SEPARATOR]
+    assert make(file).tokens == [1, 2, 3, SEPARATOR, 4, 5, SEPARATOR]
 
 
 def test_a_folder_that_does_not_exist_is_refused_and_not_made(tmp_path):
@@ -230,4 +229,4 @@ def test_two_writers_lose_nothing_of_each_other(tmp_path):
     one.add([5])
     one.save()
     two.save()
-    assert make(file).tree.tokens == [1, 2, SEPARATOR, 3, 4, SEPARATOR, 5, SEPARATOR]
+    assert make(file).tokens == [1, 2, SEPARATOR, 3, 4, SEPARATOR, 5, SEPARATOR]

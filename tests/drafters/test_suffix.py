@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core import ROOT, Context
-from paceline.drafters.suffix import WIDTH, SuffixDrafter
+from paceline.drafters.suffix import SuffixDrafter
 
 
 def make(**options: object) -> SuffixDrafter:
@@ -69,7 +69,7 @@ def test_a_node_has_at_most_width_children():
     drafter = make()
     context = request(drafter, [x for follower in range(10, 20) for x in (1, 2, follower)] + [1, 2])
     root = [path for path in edges(drafter, context, 15) if len(path) == 1]
-    assert 1 <= len(root) <= WIDTH
+    assert 1 <= len(root) <= 3
 
 
 def test_earlier_responses_are_drafted_from_and_prompts_are_not():

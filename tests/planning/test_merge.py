@@ -23,19 +23,17 @@ def tree(*nodes: tuple[int, int, float], source: str = "a") -> Draft:
         np.asarray(parents, np.int32),
         np.asarray(chances, np.float32),
         (source,) * n,
-        np.arange(n, dtype=np.int32) + 100,
     )
 
 
-def rows(draft: Draft) -> list[tuple[int, int, float, str, int]]:
+def rows(draft: Draft) -> list[tuple[int, int, float, str]]:
     return [
-        (t, p, round(c, 6), s, b)
-        for t, p, c, s, b in zip(
+        (t, p, round(c, 6), s)
+        for t, p, c, s in zip(
             draft.tokens.tolist(),
             draft.parents.tolist(),
             draft.chances.tolist(),
             draft.sources,
-            draft.buckets.tolist(),
             strict=True,
         )
     ]
@@ -45,9 +43,9 @@ def test_equal_prefixes_merge_and_the_better_claim_stands():
     one = tree((5, ROOT, 0.5), (6, 0, 0.4), source="one")
     two = tree((5, ROOT, 0.6), (6, 0, 0.3), (7, 1, 0.9), source="two")
     assert rows(merge([one, two])) == [
-        (5, ROOT, 0.6, "two", 100),
-        (6, 0, 0.4, "one", 101),
-        (7, 1, 0.9, "two", 102),
+        (5, ROOT, 0.6, "two"),
+        (6, 0, 0.4, "one"),
+        (7, 1, 0.9, "two"),
     ]
 
 
@@ -55,9 +53,9 @@ def test_different_continuations_branch():
     one = tree((5, ROOT, 0.5), (6, 0, 0.4), source="one")
     two = tree((5, ROOT, 0.5), (9, 0, 0.3), source="two")
     assert rows(merge([one, two])) == [
-        (5, ROOT, 0.5, "one", 100),
-        (6, 0, 0.4, "one", 101),
-        (9, 0, 0.3, "two", 101),
+        (5, ROOT, 0.5, "one"),
+        (6, 0, 0.4, "one"),
+        (9, 0, 0.3, "two"),
     ]
 
 
@@ -75,9 +73,9 @@ def test_one_draft_or_none_is_left_alone():
 def test_select_keeps_order_and_renumbers_parents():
     draft = tree((1, ROOT, 0.9), (2, 0, 0.8), (3, ROOT, 0.1), (4, 2, 0.7), (5, 1, 0.6))
     assert rows(select(draft, [0, 2, 3])) == [
-        (1, ROOT, 0.9, "a", 100),
-        (3, ROOT, 0.1, "a", 102),
-        (4, 1, 0.7, "a", 103),
+        (1, ROOT, 0.9, "a"),
+        (3, ROOT, 0.1, "a"),
+        (4, 1, 0.7, "a"),
     ]
     assert rows(select(draft, [0, 1])) == rows(draft)[:2]
     assert select(draft, [0, 1, 2, 3, 4]) is draft
@@ -115,7 +113,7 @@ def test_what_a_constraint_forbids_goes_with_all_that_follows_it():
         (1, ROOT, 0.5), (2, ROOT, 0.4), (3, 0, 0.9), (4, 0, 0.1), (3, 1, 0.8), (5, 2, 0.7), (6, 4, 0.6)
     )
     kept = allowed(draft, Listed([[1, 9], [3], [5, 6]], 32))
-    assert rows(kept) == [(1, ROOT, 0.5, "a", 100), (3, 0, 0.9, "a", 102), (5, 1, 0.7, "a", 105)]
+    assert rows(kept) == [(1, ROOT, 0.5, "a"), (3, 0, 0.9, "a"), (5, 1, 0.7, "a")]
     assert len(allowed(draft, Listed([[9]], 32))) == 0
     assert allowed(draft, None) is draft
     assert allowed(draft, Listed([], 32)) is draft
@@ -138,4 +136,4 @@ def test_what_is_left_is_what_the_constraint_lets_through_node_by_node(parents, 
         now = steps[depth[i]] if depth[i] < len(steps) else None
         if (parent == ROOT or parent in expected) and (now is None or token in now):
             expected.append(i)
-    assert allowed(draft, constraint).buckets.tolist() == [100 + i for i in expected]
+    assert allowed(draft, constraint).tokens.tolist() == [2 * i for i in expected]

@@ -50,7 +50,6 @@ def fixed(parents: list[int], chances: list[float]) -> Fixed:
         np.asarray(parents, np.int32),
         np.asarray(chances, np.float32),
         ("fixed",) * n,
-        np.zeros(n, np.int32),
     )
     return Fixed("fixed", tree)
 

@@ -30,7 +30,6 @@ def tree(tokens: Sequence[int], parents: Sequence[int], probs: ArrayLike | None 
         np.array(parents, np.int32),
         np.full(n, 0.5, np.float32),
         ("test",) * n,
-        np.zeros(n, np.int32),
         given,
     )
 

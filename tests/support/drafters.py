@@ -148,7 +148,6 @@ class RandomTree(KnownDrafter):
             np.asarray(parents, np.int32),
             np.full(n, self.chance, np.float32),
             (self.name,) * n,
-            np.zeros(n, np.int32),
         )
 
     def _guess(self, history: list[int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -46,18 +46,37 @@ class Offer:
             np.array(self.parents, np.int32),
             np.array(self.chances, np.float32),
             (source,) * n,
-            np.zeros(n, np.int32),
         )
 
     def learn(self, written: Sequence[int], calibration: Calibration, luck: Luck) -> None:
-        """Compare with the tokens `written` since: every guess at a place the text came by is judged."""
-        node = ROOT
-        for token in written:
-            for guess, chance, features in self.guesses.get(node, ()):
-                hit = guess == token
-                luck.record(chance, hit)
-                calibration.record(features, chance, hit)
-                if hit:
-                    break
-            if (node := self._nodes.get((node, token), ROOT)) == ROOT:
-                return
+        """Let `judge` compare with the tokens `written` since."""
+        judge(lambda place: self.guesses.get(place, ()), self._child, written, calibration, luck)
+
+    def _child(self, place: int, token: int) -> int:
+        return self._nodes.get((place, token), ROOT)
+
+
+def judge(
+    guesses: Callable[[int], Sequence[Guess]],
+    child: Callable[[int, int], int],
+    written: Sequence[int],
+    calibration: Calibration,
+    luck: Luck,
+) -> None:
+    """Learn from what was written: every guess at a place the text came by was right or wrong.
+
+    Args:
+        guesses: those made at a place, surest first.
+        child: the node that a token leads to from a place, or ROOT if there is none.
+        written: [n] tokens since the offer.
+    """
+    node = ROOT
+    for token in written:
+        for guess, chance, features in guesses(node):
+            hit = guess == token
+            luck.record(chance, hit)
+            calibration.record(features, chance, hit)
+            if hit:
+                break
+        if (node := child(node, token)) == ROOT:
+            return

@@ -16,10 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.drafters.history import SEPARATOR, ContextTree
 from paceline.errors import ResourceError, UsageError
+from paceline.native import ContextTree
 
 _log = logging.getLogger("paceline")
+
+SEPARATOR = -1
+"""Stands between responses; no context reaches across it."""
 
 _MAGIC = b"paceline responses 1\n"
 _HEADER_LIMIT = 4096
@@ -62,12 +65,12 @@ class ResponseStore:
         self._build(self._load())
 
     def __len__(self) -> int:
-        return len(self.tree.tokens)
+        return len(self.tokens)
 
     def add(self, response: list[int]) -> None:
         if not response or self.max_tokens == 0:
             return
-        tokens = self.tree.tokens
+        tokens = self.tokens
         added = [*response[-self.max_tokens :], SEPARATOR]
         tokens += added
         if self._file is not None:
@@ -75,7 +78,7 @@ class ResponseStore:
         if len(tokens) > self.max_tokens:
             self._build(_newest(tokens, max(self.max_tokens // 2, 1)))
         else:
-            self.tree.follow()
+            self.tree.follow(tokens)
         if time.monotonic() - self._saved_at >= _SAVE_EVERY_S:
             self.save()
 
@@ -96,8 +99,9 @@ class ResponseStore:
             _log.warning("could not save responses to %s (%s); going on without", self._file, error)
 
     def _build(self, tokens: list[int]) -> None:
-        self.tree = ContextTree(tokens)
-        self.tree.follow()
+        self.tokens = tokens
+        self.tree = ContextTree()
+        self.tree.follow(tokens)
 
     def _load(self) -> list[int]:
         if self._file is None or self.max_tokens == 0:

@@ -1,7 +1,25 @@
-"""The compiled core: kernels, thread pool and recorded programs. Built from native/ by CMake."""
+"""The compiled core, from native/: kernels, thread pool, recorded programs; the suffix drafter's index."""
 
 from __future__ import annotations
 
-from paceline.native._core import Program, instruction_sets, packed_bytes, read_bandwidth, trim_memory
+from paceline.native._core import (
+    ContextTree,
+    Program,
+    SuffixOffer,
+    instruction_sets,
+    packed_bytes,
+    read_bandwidth,
+    suffix_offer,
+    trim_memory,
+)
 
-__all__ = ["Program", "instruction_sets", "packed_bytes", "read_bandwidth", "trim_memory"]
+__all__ = [
+    "ContextTree",
+    "Program",
+    "SuffixOffer",
+    "instruction_sets",
+    "packed_bytes",
+    "read_bandwidth",
+    "suffix_offer",
+    "trim_memory",
+]

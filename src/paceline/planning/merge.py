@@ -23,14 +23,12 @@ def merge(drafts: Sequence[Draft]) -> Draft:
     parents: list[int] = []
     chances: list[float] = []
     sources: list[str] = []
-    buckets: list[int] = []
     for draft in drafts:
         place: list[int] = []
         rows = zip(
-            draft.tokens.tolist(), draft.parents.tolist(), draft.chances.tolist(), draft.sources,
-            draft.buckets.tolist(), strict=True,
-        )  # fmt: skip
-        for token, parent, chance, source, bucket in rows:
+            draft.tokens.tolist(), draft.parents.tolist(), draft.chances.tolist(), draft.sources, strict=True
+        )
+        for token, parent, chance, source in rows:
             above = parent if parent == ROOT else place[parent]
             node = index.setdefault((above, token), len(tokens))
             place.append(node)
@@ -39,16 +37,14 @@ def merge(drafts: Sequence[Draft]) -> Draft:
                 parents.append(above)
                 chances.append(chance)
                 sources.append(source)
-                buckets.append(bucket)
             elif chance > chances[node]:
-                chances[node], sources[node], buckets[node] = chance, source, bucket
+                chances[node], sources[node] = chance, source
     _share(parents, chances)
     return Draft(
         np.asarray(tokens, np.int32),
         np.asarray(parents, np.int32),
         np.asarray(chances, np.float32),
         tuple(sources),
-        np.asarray(buckets, np.int32),
     )
 
 
@@ -90,14 +86,7 @@ def select(draft: Draft, nodes: Sequence[int]) -> Draft:
         return Draft.empty()
     if nodes[-1] == n - 1:
         probs = None if draft.probs is None else draft.probs[:n]
-        return Draft(
-            draft.tokens[:n],
-            draft.parents[:n],
-            draft.chances[:n],
-            draft.sources[:n],
-            draft.buckets[:n],
-            probs,
-        )
+        return Draft(draft.tokens[:n], draft.parents[:n], draft.chances[:n], draft.sources[:n], probs)
     new = {ROOT: ROOT, **{old: i for i, old in enumerate(nodes)}}
     kept = np.asarray(nodes, np.intp)
     return Draft(
@@ -105,6 +94,5 @@ def select(draft: Draft, nodes: Sequence[int]) -> Draft:
         np.asarray([new[p] for p in draft.parents[kept].tolist()], np.int32),
         draft.chances[kept],
         tuple(draft.sources[i] for i in nodes),
-        draft.buckets[kept],
         None if draft.probs is None else draft.probs[kept],
     )

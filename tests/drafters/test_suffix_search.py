@@ -1,13 +1,19 @@
-"""The context tree against plain counting."""
+"""The native search against one in Python, and that one's tree of contexts against plain counting."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.history import DEPTH, SEPARATOR, TOP, ContextTree, Node
+from paceline import native
+from paceline.core import ROOT
+from support.context_tree import DEPTH, SEPARATOR, TOP, ContextTree, Node
+from support.suffix_search import COUNTED, LEFT_OVER, search
 
 
 def followers(tokens: list[int], context: list[int]) -> list[int]:
@@ -119,3 +125,76 @@ def test_matched_counts_backwards_up_to_the_limit():
     assert tree.matched([1, 2, 3, 4], 4, 32) == 4
     assert tree.matched([1, 2, 3, 4], 4, 2) == 2
     assert tree.matched([8], 4, 32) == 0
+
+
+def both(tokens: list[int]) -> tuple[ContextTree, native.ContextTree]:
+    """The two trees over a text, taken in as it might grow."""
+    plain, quick = ContextTree(tokens), native.ContextTree()
+    quick.follow(tokens[: len(tokens) // 2])
+    quick.follow(tokens)
+    plain.follow()
+    return plain, quick
+
+
+def compare(
+    own: tuple[ContextTree, native.ContextTree],
+    shared: tuple[ContextTree, native.ContextTree],
+    budget: int,
+    weights: list[float],
+    luck: float,
+) -> int:
+    """Both searches find the same; returns how many nodes."""
+    plain = search(own[0], shared[0], budget, weights, luck)
+    quick = native.suffix_offer(own[1], shared[1], budget, weights, luck)
+    assert quick.tokens.tolist() == plain.tokens
+    assert quick.parents.tolist() == plain.parents
+    assert quick.chances.tolist() == np.float32(plain.chances).tolist()
+    for place in range(ROOT, budget + 1):
+        assert quick.guesses(place) == plain.guesses.get(place, [])
+    for node, (parent, token) in enumerate(zip(plain.parents, plain.tokens, strict=True)):
+        assert quick.child(parent, token) == node
+        assert quick.child(parent, token + 1000) == ROOT
+    return len(plain.tokens)
+
+
+texts = st.lists(st.integers(0, 3), max_size=60)
+histories = st.lists(st.integers(SEPARATOR, 3), max_size=80)
+
+
+@settings(max_examples=400, deadline=None)
+@given(texts, histories, st.integers(0, 16), st.floats(-3, 3), st.integers(0, 999))
+def test_the_native_search_finds_what_the_plain_one_finds(text, history, budget, luck, seed):
+    chance = random.Random(seed)
+    weights = [chance.gauss(0.0, 1.0) for _ in range(LEFT_OVER + 4)]
+    compare(both(text), both(history), budget, weights, luck)
+
+
+def test_so_it_does_on_long_repetitive_texts():
+    """Thousands of tokens: tables that grow, leaves of hundreds of positions, trails, all features."""
+    chance = random.Random(7)
+    found = 0
+    for size in (1, 100, 3000):
+        words = [[chance.randrange(2000) for _ in range(chance.randrange(1, 40))] for _ in range(60)]
+        text = [token for _ in range(size) for token in chance.choice(words)][-4000:]
+        history = [token for _ in range(size) for token in [*chance.choice(words), SEPARATOR]][-4000:]
+        own, shared = both(text), both(history)
+        for _ in range(60):
+            weights = [chance.gauss(0.3, 1.0) for _ in range(LEFT_OVER + 4)]
+            found += compare(own, shared, 16, weights, chance.gauss(0.0, 1.0))
+            more = chance.choice(words)[:3]
+            own[0].tokens.extend(more)
+            own[0].follow()
+            own[1].follow(own[0].tokens)
+    assert found > 1000
+
+
+def test_a_leaf_of_thousands_splits_alike():
+    runs = [5] * 5000 + [6, 5, 5, 5]
+    weights = [0.5] * (LEFT_OVER + 4)
+    assert compare(both(runs), both([]), 16, weights, 0.0) > 8
+    assert compare(both([5] * 20), both(runs), 16, weights, 0.0) > 8
+
+
+def test_weights_of_another_layout_are_refused():
+    with pytest.raises(ValueError, match="one weight per feature"):
+        native.suffix_offer(native.ContextTree(), native.ContextTree(), 4, [0.0] * COUNTED, 0.0)
