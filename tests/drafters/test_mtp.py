@@ -14,7 +14,7 @@ from paceline.core import SamplingParams
 from paceline.drafters.loading import load_head
 from paceline.drafters.registry import configure
 from paceline.engine.engine import Engine
-from paceline.errors import ModelFileError, UnsupportedModelError
+from paceline.errors import ModelFileError, UnsupportedModelError, UsageError
 from paceline.models.target import NativeTarget
 from paceline.weights.gguf import GGUFFile
 from paceline.weights.source import open_model
@@ -22,6 +22,7 @@ from support.engines import TOKENIZER, run, same
 from support.folders import TinyFolder, encoded, safetensors_bytes
 from support.gguf_writer import write_gguf
 from support.head_targets import MODEL, compare, drafter_for, host_for, reference_for, target_for
+from support.mtp_heads import ReferenceHeads
 from support.planners import FixedPlanner
 from support.tiny_heads import Array
 from support.tiny_mtp import ReferenceMtp, TinyMtp
@@ -34,6 +35,11 @@ HEADS = {
     "Qwen with normalised queries": replace(MTP, qk_norm=True, head_dim=32),
     "MiMo": replace(MTP, layout="MiMo", biases=True),
     "MiMo V2": replace(MTP, layout="MiMo V2", post_hidden=False, post_chain=False, heads_in_file=3),
+    "MiMo, two heads": replace(MTP, layout="MiMo", biases=True, heads_in_file=2),
+    "Qwen, three layers": replace(MTP, heads_in_file=3),
+    "DeepSeek, all its own": replace(
+        MTP, layout="DeepSeek", own_embedding=True, own_head=True, heads_in_file=2
+    ),
     "DeepSeek": replace(MTP, layout="DeepSeek", own_embedding=True, own_head=True),
     "GLM": replace(MTP, layout="DeepSeek", biases=True),
     "speculators": replace(MTP, layout="speculators"),
@@ -50,12 +56,33 @@ CONFLICTS = {
 def check(tiny: TinyMtp, folder: Path, **options: Any) -> None:
     target = target_for(folder)
     drafter = drafter_for(target, tiny.write(folder / "head"), **options)
-    compare(drafter, target, reference_for(target, tiny, ReferenceMtp))
+    compare(drafter, target, reference_for(target, tiny, ReferenceHeads))
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_logits_and_guesses_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
     check(HEADS[name], tmp_path)
+
+
+def test_the_first_head_alone_can_make_all_steps(tmp_path: Path) -> None:
+    tiny = replace(MTP, layout="MiMo", biases=True, heads_in_file=3)
+    target, path = target_for(tmp_path), tiny.write(tmp_path / "head")
+    drafters: list[Any] = [drafter_for(target, path, heads=count) for count in (1, 2, 3, 9)]
+    assert [its.head.config.layers for its in drafters] == [1, 2, 3, 3]
+    for drafter in drafters:
+        reference = reference_for(target, tiny, ReferenceHeads)
+        reference.used = drafter.head.config.layers
+        compare(drafter, target, reference)
+        drafter.reset()
+        reference.used = 3 if reference.used < 3 else 2
+        with pytest.raises(AssertionError):
+            compare(drafter, target, reference)
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", True])
+def test_a_count_of_heads_is_a_positive_number(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"option heads of mtp is {value!r}\nhint: give a positive number"):
+        configure({"method": "mtp", "heads": value}, vocab_size=9)
 
 
 @pytest.mark.parametrize("name", CONFLICTS)

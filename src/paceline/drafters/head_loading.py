@@ -40,6 +40,7 @@ class HeadOptions:
         hidden: of MTP heads: whether they read the target's states before ("pre") or after ("post") its final
             norm.
         chain: of MTP heads: the same of the states that they hand on.
+        heads: of MTP checkpoints: how many of several heads are used.
         sample_from_anchor: of block drafters: whether the anchor's slot of a block predicts too.
     """
 
@@ -47,6 +48,7 @@ class HeadOptions:
     threads: int | None = None
     hidden: str | None = None
     chain: str | None = None
+    heads: int | None = None
     sample_from_anchor: bool | None = None
 
 

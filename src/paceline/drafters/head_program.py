@@ -2,6 +2,7 @@
 
 A head has two parts over one cache. Rows of the first start from the target's hidden states; rows of the
 second from the state that the head itself made of the row before, which is how it drafts a second token.
+Where there are several heads, one for each step, each has a part for the rows of its step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paceline.native import Program
 
 MAX_ROWS = 256
 FROM_TARGET, FROM_ITSELF = 0, 1
-"""The parts of a head, by where the states of their rows come from."""
+"""The parts of a head, by where the states of their rows come from; later parts are like the second."""
 
 
 class Lender(Protocol):
@@ -89,6 +90,7 @@ class HeadProgram:
         embedded: buffer that `embed` fills.
         last: activations that the output matrix reads.
         width: of the states that it hands from row to row.
+        parts: how many there are.
     """
 
     page_size = PAGE_SIZE
@@ -116,8 +118,9 @@ class HeadProgram:
         self.last = self.program.acts(config.width, wanted=True)
         self.vocab_size = checkpoint.shape(output)[0] if checkpoint.has(output) else lender.vocab_size
         self._taps: list[int] = []
-        self._head: int | None = None
+        self._heads: dict[str, int] = {}
         self._output = output
+        self.parts = 1
         self._features: Floats = np.zeros((0, 0), np.float32)
         self._hidden: Floats = np.zeros((0, 0), np.float32)
         self._logits: Floats = np.zeros((0, self.vocab_size), np.float32)
@@ -146,15 +149,20 @@ class HeadProgram:
         lent = self.lender.lent
         self.program.float_norm(source, self.program.vector(lent.final_norm), lent.config.norm_eps, out)
 
-    def output(self) -> None:
-        """Record the logits of `last`: by the head's own matrix if it has one, else by the target's."""
-        if self._head is None:
-            if self.checkpoint.has(self._output):
-                self._head = self.tensors.matrix(self._output, self.vocab_size, self.width)
+    def output(self, name: str | None = None) -> None:
+        """Record the logits of `last`: by the head's own matrix if it has one, else by the target's.
+
+        Args:
+            name: of that matrix, where there are several heads; None means the one of the constructor.
+        """
+        name = name or self._output
+        if name not in self._heads:
+            if self.checkpoint.has(name):
+                self._heads[name] = self.tensors.matrix(name, self.vocab_size, self.width)
             else:
                 self.same_width("output matrix")
-                self._head = self.program.adopt(self.lender.lent.program, self.lender.lent.head)
-        self.program.head(self.last, self._head, self.lender.lent.config.logit_cap)
+                self._heads[name] = self.program.adopt(self.lender.lent.program, self.lender.lent.head)
+        self.program.head(self.last, self._heads[name], self.lender.lent.config.logit_cap)
 
     def hand_out(self, buffer: int) -> None:
         """Record that this buffer's rows are part of the result: first what is given, then what is made."""
@@ -164,6 +172,7 @@ class HeadProgram:
         """Begin another part; returns its number."""
         part = self.program.part()
         self.layers.turn()
+        self.parts = part + 1
         return part
 
     def seal(self) -> None:

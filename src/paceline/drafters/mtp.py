@@ -7,10 +7,13 @@ Row t pairs the embedding of token t + 1 with what the target made of token t, a
 
 Whether h is taken before or after the target's final norm, and whether the next row starts from y or from
 norm(y), differs between families, and between engines for one family; a wrong choice costs acceptance and
-no more. Where a checkpoint has several heads, each made for one step further, the first is used for all.
+no more.
 
-What a head of a family that runs here may still have, and is refused for: mixtures of experts, latent
-attention, gated attention.
+Where a checkpoint has several heads, head k makes step k, and the last one goes on. A row is the same pair
+of a token and a state for all of them: the target's state in the text, in a draft what the head before made.
+So each head has keys and values of every row, which depend on the pair alone and are filed when the row
+comes by (compare llama.cpp's draft-mtp, which computes the rows of a draft anew for each head). With one
+head, that one makes all steps.
 """
 
 from __future__ import annotations
@@ -25,8 +28,6 @@ from paceline.drafters.head_loading import HeadOptions, costs_of, lender_of
 from paceline.drafters.head_program import HeadProgram
 from paceline.drafters.loading import Host
 from paceline.drafters.suitability import Facts, refuse_stranger
-
-_AT = "blk.0.nextn."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,18 @@ class Flags:
 
 
 def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
-    """Make a drafter of the MTP head of a checkpoint.
+    """Make a drafter of the MTP heads of a checkpoint.
 
     Raises:
         ModelFileError: it is damaged, incomplete, or was made for another target.
-        UnsupportedModelError: its layer does not run here, or it asks for something that does not.
+        UnsupportedModelError: its layers do not run here, or it asks for something that does not.
     """
     lender = lender_of(host)
+    if options.heads is not None:
+        found.keep_layers(options.heads)
     refuse_stranger(found, Facts.of(lender))
-    found.keep_layers(1)
     config = decoder_config(found)
-    head = HeadProgram(found, config, lender, threads=options.threads, output=_AT + "shared_head_head.weight")
+    head = HeadProgram(found, config, lender, threads=options.threads, output=_name(0, "shared_head_head"))
     _Mtp(head, Flags.of(found, options)).record()
     head.seal()
     ids = target_ids(found, head.vocab_size, lender.vocab_size)
@@ -70,12 +72,16 @@ def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
     return HeadDrafter(found.kind, head, taps, ids, host.tokenizer.eog_ids, costs_of(host, head))
 
 
+def _name(number: int, part: str) -> str:
+    return f"blk.{number}.nextn.{part}.weight"
+
+
 class _Mtp:
-    """Records a head of one layer."""
+    """Records heads of one layer each."""
 
     def __init__(self, head: HeadProgram, flags: Flags) -> None:
         self.head, self.program, self.width, self.flags = head, head.program, head.width, flags
-        self.projection = head.tensors.matrix(_AT + "eh_proj.weight", self.width, 2 * self.width)
+        self.count = head.config.layers
         self.hidden, self.made = (self.program.buffer(self.width) for _ in range(2))
         self.both = self.program.acts(2 * self.width)
 
@@ -86,35 +92,49 @@ class _Mtp:
             self.head.final_norm(raw, self.hidden)
         else:
             self.program.feed(self.hidden)
-        self._row()
-        self.head.next_part()
-        self.program.feed(self.hidden)
-        self._row()
+        self._row(0)
+        for number in range(min(1, self.count - 1), self.count):
+            self.head.next_part()
+            self.program.feed(self.hidden)
+            self._row(number)
 
-    def _row(self) -> None:
-        head, program, layers, tensors = self.head, self.program, self.head.layers, self.head.tensors
-        eps, width = head.config.norm_eps, self.width
+    def _row(self, number: int) -> None:
+        """Record a row of one head, and what the other heads will want to see of it."""
+        head, program, layers, eps = self.head, self.program, self.head.layers, self.head.config.norm_eps
         head.hand_out(self.hidden)
-        head.embed(_AT + "embed_tokens.weight")
-        first = self.flags.hidden_first
-        program.norm(
-            head.embedded, tensors.vector(_AT + "enorm.weight", width), eps, self.both, width * first
-        )
-        program.norm(
-            self.hidden, tensors.vector(_AT + "hnorm.weight", width), eps, self.both, width * (not first)
-        )
-        program.linear(self.both, [self.projection], [-1], [layers.x])
-        layers.attention(0)
-        layers.feed_forward(0)
-        gamma = self._last_norm()
+        for other in range(self.count):
+            if other != number:
+                self._project(other)
+                layers.norm(f"blk.{other}.attn_norm", layers.normed)
+                layers.file(other, layers.normed, self.width)
+        self._project(number)
+        layers.attention(number)
+        layers.feed_forward(number)
+        gamma = self._last_norm(number)
         program.norm(layers.x, gamma, eps, head.last)
         if self.flags.chain_normed:
             program.float_norm(layers.x, gamma, eps, self.made)
         head.hand_out(self.made if self.flags.chain_normed else layers.x)
-        head.output()
+        head.output(self._own(number, "shared_head_head"))
 
-    def _last_norm(self) -> int:
-        name = _AT + "shared_head_norm.weight"
+    def _project(self, number: int) -> None:
+        """Record z of one head."""
+        head, program, tensors, width = self.head, self.program, self.head.tensors, self.width
+        eps, first = head.config.norm_eps, self.flags.hidden_first
+        head.embed(self._own(number, "embed_tokens"))
+        gamma = tensors.vector(self._own(number, "enorm"), width)
+        program.norm(head.embedded, gamma, eps, self.both, width * first)
+        gamma = tensors.vector(self._own(number, "hnorm"), width)
+        program.norm(self.hidden, gamma, eps, self.both, width * (not first))
+        projection = tensors.matrix(self._own(number, "eh_proj"), width, 2 * width)
+        program.linear(self.both, [projection], [-1], [head.layers.x])
+
+    def _last_norm(self, number: int) -> int:
+        name = self._own(number, "shared_head_norm")
         if self.head.tensors.has(name):
             return self.head.tensors.vector(name, self.width)
         return self.program.vector(self.head.lender.lent.final_norm)
+
+    def _own(self, number: int, part: str) -> str:
+        """The name of a head's tensor; in Qwen's layout heads share all but their layer."""
+        return _name(0 if self.head.checkpoint.layout == "Qwen" else number, part)

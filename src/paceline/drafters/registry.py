@@ -54,6 +54,13 @@ def whole_number(value: Any) -> int:
     raise TypeError(value)
 
 
+def positive_number(value: Any) -> int:
+    """A whole number from 1."""
+    if (number := whole_number(value)) < 1:
+        raise ValueError(value)
+    return number
+
+
 def path(value: Any) -> str:
     return os.fspath(Path(value))
 
@@ -135,7 +142,11 @@ REGISTRY: dict[str, Row] = {
     "mtp": _head(
         "mtp",
         *("nextn", "draft-mtp", "deepseek-mtp", "mimo-mtp", "glm4-moe-mtp", "qwen3-next-mtp", "qwen3-5-mtp"),
-        options={"hidden": ("hidden", norm_side), "chain": ("chain", norm_side)},
+        options={
+            "hidden": ("hidden", norm_side),
+            "chain": ("chain", norm_side),
+            "heads": ("heads", positive_number),
+        },
         given=False,
     ),
     "dflash": _head("dflash", "draft-dflash", options=_BLOCK),

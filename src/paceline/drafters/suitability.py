@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from paceline.drafters.head_program import Lender
 
 _ANOTHER = "it was made for another model"
-_AT = "blk.0.nextn."
 
 _REFUSED = {
     r"\.(ffn_gate_inp|ffn_\w+_exps|mlp\.(gate|experts|shared_expert))": "a mixture of experts",
@@ -71,8 +70,8 @@ def refuse_stranger(found: Checkpoint, target: Facts, taps: tuple[int, ...] | No
         case "eagle3":
             _check_eagle3(found, target, taps or layer_ids(found, target.layers))
         case "mtp":
-            refuse_layers(found)
-            _check_shape(found, _AT + "eh_proj.weight", target)
+            _refuse_layers(found)
+            _check_shape(found, "blk.0.nextn.eh_proj.weight", target)
         case _:
             config = read_config(found, layers=target.layers, sample_from_anchor=True)
             check_block(found, config, target, taps or config.taps)
@@ -97,19 +96,23 @@ def check_block(found: Checkpoint, config: BlockConfig, target: Facts, taps: tup
         target_ids(found, found.shape("output.weight")[0], target.vocab)
 
 
-def refuse_layers(found: Checkpoint) -> None:
+def _refuse_layers(found: Checkpoint) -> None:
     """Refuse MTP heads whose layers are of kinds that do not run here, by name."""
     for pattern, what in _REFUSED.items():
         if name := next((name for name in found.tensors if re.search(pattern, name)), None):
             raise UnsupportedModelError(
                 f"{found.path}: its head has {what} ({name})", "MTP heads run here where their layer is dense"
             )
-    queries, inner = found.shape("blk.0.attn_q.weight")[0], found.shape("blk.0.attn_output.weight")[1]
-    if queries != inner:
-        raise UnsupportedModelError(
-            f"{found.path}: its attention is gated ({queries} rows of queries for {inner} that leave it)",
-            "such heads do not run here yet",
+    for layer in range(found.layer_count()):
+        queries, inner = (
+            found.shape(f"blk.{layer}.attn_q.weight")[0],
+            found.shape(f"blk.{layer}.attn_output.weight")[1],
         )
+        if queries != inner:
+            raise UnsupportedModelError(
+                f"{found.path}: its attention is gated ({queries} rows of queries for {inner} that leave it)",
+                "such heads do not run here yet",
+            )
 
 
 def _check_eagle3(found: Checkpoint, target: Facts, taps: tuple[int, ...]) -> None:
