@@ -77,11 +77,12 @@ class Simulation:
 
     def write(self, text: Sequence[int], prompt: int, chance: Callable[[int], float], seed: int = 0) -> float:
         """Write text[prompt:]; `chance` says, by position, how often the draft model is right. Seconds."""
-        self._give(Guessing(text, chance, seed))
+        self._give(self._rule(text, chance, seed))
         self._requests += 1
         params = SamplingParams(temperature=0.0, max_tokens=len(text) - prompt)
         context = Context(self._requests, list(text[: prompt + 1]), prompt, params=params)
         start = self.clock.now
+        self._let_hear(context, 0, prompt)
         self.planner.commit(context, None)
         while len(context.tokens) < len(text):
             self._step(context, text)
@@ -90,6 +91,15 @@ class Simulation:
 
     def plain(self, tokens: int) -> float:
         return (tokens - 1) * self.target.cost(1)
+
+    def _let_hear(self, context: Context, start: int, count: int) -> None:
+        """States of tokens, for drafters that read them."""
+        if self.planner.layers:
+            states = np.zeros((count, 1), np.float32)
+            self.planner.hear(context, start, dict.fromkeys(self.planner.layers, states))
+
+    def _rule(self, text: Sequence[int], chance: Callable[[int], float], seed: int) -> Guessing:
+        return Guessing(text, chance, seed)
 
     def _give(self, rule: Guessing) -> None:
         """A draft model keeps what it learnt when its rule changes."""
@@ -119,6 +129,7 @@ class Simulation:
             path.append(node)
         committed = tuple(text[at : at + len(path) + 1])
         context.tokens += committed
+        self._let_hear(context, at - 1, len(committed))
         self.passes += 1
         self.drafted += len(draft)
         self.accepted += len(path)

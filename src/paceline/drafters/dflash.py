@@ -181,7 +181,7 @@ class BlockDrafter(StateDrafter):
                 self._write(lines, outlook)
                 lines = [line for line in lines if not line.done]
                 if outlook is not None:
-                    chosen = outlook.onward([line.reach * line.growth.seat.hope for line in lines])
+                    chosen = outlook.onward([line.reach * line.growth.seat.hopes.value for line in lines])
                     lines = [lines[i] for i in chosen]
 
     def _speak(self, growths: Sequence[Growth], outlook: Outlook | None) -> list[_Line]:

@@ -38,7 +38,33 @@ _FIRST, _RIVAL, _KINDS = 0, 2, 4
 MOST_SIBLINGS = 4
 _FIRST_HOPE = 0.6
 _HOPE_RATE, _HOPE_RATE_OF_ALL = 0.1, 0.02
+
+_CURIOSITY = 0.9
+"""What is hoped for before a head has made so FEW guesses: if it can pay at all it is tried, to be judged."""
+
+_FEW = 2
+
 _FIRST_LENGTH = 128.0
+
+
+class Average:
+    """A running mean: of all values as long as they are few, then of the latest.
+
+    Args:
+        value: to start from; counts as much as one.
+        rate: of the latest.
+    """
+
+    __slots__ = ("_rate", "seen", "value")
+
+    def __init__(self, value: float, rate: float) -> None:
+        self.value = value
+        self.seen = 0
+        self._rate = rate
+
+    def add(self, value: float) -> None:
+        self.seen += 1
+        self.value += max(self._rate, 1.0 / (1 + self.seen)) * (value - self.value)
 
 
 @dataclass(slots=True)
@@ -47,11 +73,11 @@ class Seat:
 
     Attributes:
         length: tokens of the text that were followed.
-        hope: average chance of its first guesses lately.
+        hopes: average chance of its first guesses lately.
     """
 
     sampler: Sampler
-    hope: float
+    hopes: Average
     track: Track = field(default_factory=Track)
     luck: Luck = field(default_factory=Luck)
     offer: Offer = field(default_factory=Offer)
@@ -159,7 +185,7 @@ class StateDrafter:
     def reset(self) -> None:
         """Forget all text and all that was learnt; also after an interruption."""
         self.calibration = Confidence(_KINDS)
-        self._hope = _FIRST_HOPE
+        self._hopes = Average(_FIRST_HOPE, _HOPE_RATE_OF_ALL)
         self._mean_length = _FIRST_LENGTH
         self._seats: dict[int, Seat] = {}
         self.cache.clear()
@@ -237,7 +263,7 @@ class StateDrafter:
         seat = self._seats.get(context.request)
         if seat is None:
             sampler = request_sampler(context, self._vocab, self._ends)
-            seat = self._seats[context.request] = Seat(sampler, self._hope)
+            seat = self._seats[context.request] = Seat(sampler, Average(self._hopes.value, _HOPE_RATE))
         return seat
 
     def _begin(self, context: Context, budget: int) -> Growth | None:
@@ -267,7 +293,8 @@ class StateDrafter:
         most = context.params.max_tokens
         left = self._mean_length if most is None else min(self._mean_length, most - written)
         rows = self.cache.missing(seat.track, context.tokens)
-        return Hope(seat.hope, growth.left, rows, left * (1.0 - seat.hope))
+        hope = seat.hopes.value if self._hopes.seen >= _FEW else max(_CURIOSITY, seat.hopes.value)
+        return Hope(hope, growth.left, rows, left * (1.0 - hope))
 
     def _seated(self, growths: Sequence[Growth]) -> list[Growth]:
         """Those that find room in the cache."""
@@ -279,8 +306,8 @@ class StateDrafter:
         return seated
 
     def _learn_hope(self, seat: Seat, chance: float) -> None:
-        seat.hope += _HOPE_RATE * (chance - seat.hope)
-        self._hope += _HOPE_RATE_OF_ALL * (chance - self._hope)
+        seat.hopes.add(chance)
+        self._hopes.add(chance)
 
     def _break(self, error: PacelineError) -> None:
         self.broken = error.message
@@ -377,7 +404,7 @@ class HeadDrafter(StateDrafter):
         """The leaves to follow in the next pass, those of each growth likeliest first."""
         leaves = [(growth, leaf) for growth in going for leaf in growth.leaves if growth.left > 0]
         if outlook is not None:
-            gains = [growth.reach[leaf] * growth.seat.hope for growth, leaf in leaves]
+            gains = [growth.reach[leaf] * growth.seat.hopes.value for growth, leaf in leaves]
             leaves = [leaves[i] for i in outlook.onward(gains)]
         chosen: list[tuple[Growth, list[int]]] = []
         for growth in going:
@@ -389,20 +416,8 @@ class HeadDrafter(StateDrafter):
 
     def _step(self, chosen: Sequence[tuple[Growth, list[int]]], outlook: Outlook | None) -> int:
         """Compute the rows of these leaves, and the guesses that follow them; returns how many rows."""
-        groups: dict[int, list[tuple[Growth, list[int]]]] = {}
-        for growth, leaves in chosen:
-            for part in dict.fromkeys(self._part(growth, leaf) for leaf in leaves):
-                some = [leaf for leaf in leaves if self._part(growth, leaf) == part]
-                groups.setdefault(part, []).append((growth, some))
-        return sum(self._pass(part, group, outlook) for part, group in sorted(groups.items()))
-
-    def _part(self, growth: Growth, leaf: int) -> int:
-        """The part of the head that computes a leaf's row: its own step's, or the last one."""
-        return min(growth.depth[leaf] + FROM_ITSELF, self.head.parts - 1)
-
-    def _pass(self, part: int, chosen: Sequence[tuple[Growth, list[int]]], outlook: Outlook | None) -> int:
         feeds = [self._branches(growth, leaves) for growth, leaves in chosen]
-        result = self.head.run(feeds, part)
+        result = self.head.run(feeds, FROM_ITSELF)
         w = 0
         for growth, leaves in chosen:
             for leaf in leaves:
