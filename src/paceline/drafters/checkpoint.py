@@ -39,7 +39,6 @@ _LOOKED_UP = ("token_embd.weight", "markov_head.markov_w1.weight")
 """Tables that stay as they are: a look-up reads one row."""
 
 _REFUSED = {
-    "peagle": "P-EAGLE heads",
     "dflash2": "DFlash2 drafters",
     "pard2": "PARD-2 drafters",
     "medusa": "Medusa heads",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core import is_whole
 from paceline.drafters.checkpoint import Checkpoint
 
 _ANOTHER = "it was made for another model"
@@ -101,3 +102,34 @@ _ID_KEYS = (
     ("target_layer_ids", 1),
     ("dspark_target_layer_ids", 1),
 )
+
+
+_MOST_PARALLEL = 16
+_PARALLEL = 8
+"""Rows that guess where a checkpoint does not say: so many depths are trained by default."""
+
+
+def mask_token(found: Checkpoint, vocab: int) -> int:
+    """The token in rows that guess in parallel.
+
+    Raises:
+        ModelFileError: the checkpoint does not say, or says none of the target's.
+    """
+    nested = found.settings.get("dflash_config")
+    inner = nested.get("mask_token_id") if isinstance(nested, Mapping) else None
+    token = found.setting("mask_token_id", "pard_token", "ptd_token_id", default=inner)
+    if token is None:
+        raise found.fault("it does not say which token masks", "set mask_token_id in its config.json")
+    if not is_whole(token) or not 0 <= token < vocab:
+        raise found.fault(f"its mask_token_id is {str(token)[:40]}, of {vocab} tokens", _ANOTHER)
+    return int(token)
+
+
+def parallel_length(found: Checkpoint) -> int:
+    """How many tokens a head guesses in one pass."""
+    depths = found.setting("num_depths", "para_depths", default=_PARALLEL)
+    if not is_whole(depths) or not 1 <= depths <= _MOST_PARALLEL:
+        raise found.fault(
+            f"it guesses {str(depths)[:40]} tokens in parallel", f"from 1 to {_MOST_PARALLEL} run here"
+        )
+    return int(depths)

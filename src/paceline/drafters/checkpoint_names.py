@@ -30,6 +30,8 @@ def recognise(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     Returns:
         "eagle3", "eagle", "mtp", "dflash", "dspark", a key of the kinds that are refused, or "" if unknown.
     """
+    if any(name.removeprefix("model.") == "mask_hidden" for name in shapes):
+        return "peagle"
     named = str(settings.get("speculators_model_type") or "")
     if named:
         return named
@@ -39,8 +41,6 @@ def recognise(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
             return name.lower()
     if any(name.startswith("markov") or ".markov" in name for name in shapes):
         return "dspark"
-    if "mask_hidden" in shapes:
-        return "peagle"
     fuse = shapes.get("fc.weight")
     if fuse is not None and len(fuse) == 2:
         return _fused(settings, shapes, fuse)
@@ -83,7 +83,7 @@ def layout_of(settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
         return "z-lab" if settings.get("dflash_config") or kind == "dflash" else "DeepSpec"
     if kind == "mtp":
         return next((found[0] for name in shapes if (found := _mtp_place(name, settings))), "MTP")
-    if "eagle_config" in settings or "ForCausalLMEagle3" in made:
+    if "eagle_config" in settings or "ForCausalLMEagle3" in made or "PEagleDraftModel" in made:
         return "SpecForge"
     if "target_layer_ids" in settings:
         return "DeepSpec" if kind in ("eagle3", "dspark") else "z-lab"
@@ -98,6 +98,7 @@ _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
     "input_norm.weight": "enc.output_norm.weight",
     "hidden_norm.weight": "hidden_norm.weight",
+    "mask_hidden": "mask_hidden",
     "d2t": "d2t",
     "draft_id_to_target_id": "d2t",
 }
@@ -177,6 +178,7 @@ Rename = Callable[[str, Mapping[str, Any]], str | None]
 
 KINDS: dict[str, Rename] = {
     "eagle3": lambda name, _: plain_name(name),
+    "peagle": lambda name, _: plain_name(name),
     "eagle": lambda name, _: plain_name(name),
     "mtp": _mtp_name,
     "dflash": lambda name, _: plain_name(name),

@@ -8,7 +8,8 @@ Row t pairs the embedding of token t + 1 with what the target made of token t, a
 
     o = a + mlp(norm(a));   logits = head(norm(o))      the next row starts from o in place of f or g
 
-EAGLE-1 has neither a norm before its first attention nor one before the head.
+EAGLE-1 has neither a norm before its first attention nor one before the head. P-EAGLE is EAGLE-3 with rows of
+masks behind the text's last: see `parallel`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.checkpoint_ids import layer_ids, target_ids
+from paceline.drafters.checkpoint_ids import layer_ids, mask_token, parallel_length, target_ids
 from paceline.drafters.head import HeadDrafter
 from paceline.drafters.head_config import decoder_config
 from paceline.drafters.head_loading import HeadOptions, costs_of, lender_of
 from paceline.drafters.head_program import HeadProgram
 from paceline.drafters.loading import Host
+from paceline.drafters.parallel import ParallelDrafter
 from paceline.drafters.suitability import Facts, refuse_stranger
 from paceline.errors import UnsupportedModelError
 
@@ -46,7 +48,20 @@ def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
         _Eagle3(head, len(taps)).record()
     head.seal()
     ids = target_ids(found, head.vocab_size, lender.vocab_size)
-    return HeadDrafter(found.kind, head, taps, ids, host.tokenizer.eog_ids, costs_of(host, head))
+    ends, costs = host.tokenizer.eog_ids, costs_of(host, head)
+    if found.kind != "peagle":
+        return HeadDrafter(found.kind, head, taps, ids, ends, costs)
+    return ParallelDrafter(
+        found.kind,
+        head,
+        taps,
+        ids,
+        ends,
+        costs,
+        mask=mask_token(found, lender.vocab_size),
+        state=found.values("mask_hidden").reshape(-1),
+        longest=parallel_length(found),
+    )
 
 
 class _Eagle:
@@ -148,6 +163,7 @@ class _Eagle3:
         else:  # the file has the norm all the same
             head.checkpoint.tensors.pop("output_norm.weight", None)
             program.quantize(layers.x, head.last)
+        head.checkpoint.tensors.pop("mask_hidden", None)  # is read where rows are fed
         if self.flags.chain_normed:
             gamma = head.tensors.vector("output_norm.weight", self.width)
             program.float_norm(layers.x, gamma, eps, self.made)

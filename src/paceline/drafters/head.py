@@ -85,7 +85,7 @@ class Seat:
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """A row of the head that was computed: the text's last one, or a node's.
 
     Attributes:
@@ -123,7 +123,7 @@ class Growth:
     left: int
     depth: list[int] = field(default_factory=list)
     reach: list[float] = field(default_factory=list)
-    places: dict[int, _Place] = field(default_factory=dict)
+    places: dict[int, Place] = field(default_factory=dict)
     leaves: list[int] = field(default_factory=list)
     tip: int = ROOT
     aside: int = 0
@@ -351,9 +351,14 @@ class HeadDrafter(StateDrafter):
         # A tree has at most all its nodes on the line, and as many beside it.
         return 2 * growth.left + 1
 
+    def _ahead(self) -> int:
+        """Rows of a request's first pass that are not the text's."""
+        return 0
+
     def _batches(self, going: list[Growth]) -> list[list[Growth]]:
         """All together if their missing rows fit into a pass, else each alone."""
         rows = sum(self.cache.missing(growth.seat.track, growth.context.tokens) for growth in going)
+        rows += self._ahead() * len(going)
         if not going or rows <= self.head.max_rows:
             return [going] if going else []
         return [[growth] for growth in going]
@@ -362,15 +367,13 @@ class HeadDrafter(StateDrafter):
         """Compute what rows of committed text are missing, and offer first guesses; returns their number."""
         feeds = [self._missing(growth) for growth in going]
         for feed in feeds:
-            while len(feed.tokens) > self.head.max_rows:
-                self.head.run([_front(feed, self.head.max_rows)], FROM_TARGET)
-                _drop_front(feed, self.head.max_rows)
+            self._read_ahead(feed, self.head.max_rows)
         result = self.head.run(feeds, FROM_TARGET)
         for w, (growth, feed) in enumerate(zip(going, feeds, strict=True)):
             track, at = growth.seat.track, feed.positions[-1]
             track.filed = len(growth.context.tokens) - 1 - track.done
             growth.aside = at + 1 + growth.left
-            growth.places[ROOT] = _Place(
+            growth.places[ROOT] = Place(
                 token=feed.tokens[-1],
                 parent=ROOT,
                 position=at,
@@ -382,6 +385,13 @@ class HeadDrafter(StateDrafter):
             )
             self._expand(growth, ROOT, result.logits[w], outlook)
         return sum(len(feed.tokens) for feed in feeds)
+
+    def _read_ahead(self, feed: Feed, most: int) -> None:
+        """Compute the front of a feed, so that at most so many rows are left."""
+        while len(feed.tokens) > most:
+            count = min(len(feed.tokens) - most, self.head.max_rows)
+            self.head.run([_front(feed, count)], FROM_TARGET)
+            _drop_front(feed, count)
 
     def _missing(self, growth: Growth) -> Feed:
         """The rows of committed text that are not in place; the last one is wanted."""
@@ -465,7 +475,7 @@ class HeadDrafter(StateDrafter):
         sampler = before.sampler.ahead()
         sampler.advance(token)
         slot = position if straight else growth.aside
-        growth.places[leaf] = _Place(
+        growth.places[leaf] = Place(
             token, parent, position, slot, straight, before.made, before.made, sampler
         )
         if straight:

@@ -23,6 +23,7 @@ _log = logging.getLogger("paceline")
 LOADERS = {
     "eagle": "paceline.drafters.eagle",
     "eagle3": "paceline.drafters.eagle",
+    "peagle": "paceline.drafters.eagle",
     "mtp": "paceline.drafters.mtp",
     "dflash": "paceline.drafters.dflash",
     "dspark": "paceline.drafters.dflash",

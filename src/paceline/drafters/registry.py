@@ -139,6 +139,7 @@ REGISTRY: dict[str, Row] = {
     ),
     "eagle": _head("eagle", "eagle1", "eagle2"),
     "eagle3": _head("eagle3", options={"layers": ("layers", layer_list)}),
+    "peagle": _head("peagle", "p-eagle", options={"layers": ("layers", layer_list)}),
     "mtp": _head(
         "mtp",
         *("nextn", "draft-mtp", "deepseek-mtp", "mimo-mtp", "glm4-moe-mtp", "qwen3-next-mtp", "qwen3-5-mtp"),

@@ -10,8 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.checkpoint_ids import layer_ids, target_ids
+from paceline.drafters.checkpoint_ids import layer_ids, mask_token, parallel_length, target_ids
 from paceline.drafters.dflash_config import BlockConfig, read_config
 from paceline.errors import UnsupportedModelError
 from paceline.models.config import DecoderConfig
@@ -69,6 +71,9 @@ def refuse_stranger(found: Checkpoint, target: Facts, taps: tuple[int, ...] | No
             _check_shape(found, "fc.weight", target)
         case "eagle3":
             _check_eagle3(found, target, taps or layer_ids(found, target.layers))
+        case "peagle":
+            _check_eagle3(found, target, taps or layer_ids(found, target.layers))
+            _check_masks(found, target)
         case "mtp":
             _refuse_layers(found)
             _check_shape(found, "blk.0.nextn.eh_proj.weight", target)
@@ -129,6 +134,22 @@ def _check_eagle3(found: Checkpoint, target: Facts, taps: tuple[int, ...]) -> No
         )
     if found.has("output.weight"):
         target_ids(found, found.shape("output.weight")[0], target.vocab)
+
+
+def _check_masks(found: Checkpoint, target: Facts) -> None:
+    mask_token(found, target.vocab)
+    parallel_length(found)
+    states = found.shape("fc.weight")[1]
+    if int(np.prod(found.shape("mask_hidden"))) != states:
+        raise found.fault(f"mask_hidden is {found.shape('mask_hidden')}, fc reads {states}", _ANOTHER)
+    if not np.isfinite(found.values("mask_hidden")).all():
+        raise found.fault("mask_hidden: infinite or not a number", "the file is damaged; download it again")
+    for name in ("enc.output_norm.weight", "fc_norm.0.weight"):
+        if found.has(name):
+            raise UnsupportedModelError(
+                f"{found.path}: a P-EAGLE head with {name}",
+                "whether such a norm comes before the masks is not known; take a head without it",
+            )
 
 
 def _check_shape(found: Checkpoint, name: str, target: Facts) -> None:
