@@ -57,3 +57,18 @@ def test_a_request_that_is_over_leaves_nothing_behind() -> None:
     venture.settle(1, -1.0)  # late news of it count for all only
     venture.settle(2, 20.0)
     assert venture.may_ask(1)
+
+
+def test_one_that_declines_is_asked_ever_more_seldom_until_it_has_something() -> None:
+    venture = Venture()
+    asked = []
+    for step in range(80):
+        if venture.may_ask(1):
+            asked.append(step)
+            venture.answered(1, drafted=False)
+    assert asked == [0, 2, 5, 10, 19, 36, 53, 70]
+    assert venture.may_ask(2)  # others have nothing to do with it
+    venture.answered(1, drafted=True)
+    assert venture.may_ask(1)
+    venture.answered(1, drafted=False)
+    assert [venture.may_ask(1) for _ in range(2)] == [False, True]

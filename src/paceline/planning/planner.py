@@ -411,6 +411,8 @@ class Planner:
         for i in drafted or asked:
             venture.settle(contexts[i].request, -spent / prices.token / len(drafted or asked))
         found = dict(zip(asked, offers, strict=True))
+        for i, offer in found.items():
+            venture.answered(contexts[i].request, len(offer) > 0)
         if open_ and not drafted:
             found |= self._probe(drafter, venture, open_, contexts, prices)
         prices.plain += spent
@@ -440,6 +442,7 @@ class Planner:
         start = self._clock()
         offer = drafter.propose(contexts[cheapest], 1)
         venture.probes -= (self._clock() - start) / prices.token
+        venture.answered(contexts[cheapest].request, len(offer) > 0)
         return {cheapest: offer}
 
     def _settle(self, context: Context, outcome: Outcome | None) -> None:
