@@ -21,6 +21,7 @@ from paceline.errors import RequestError, ResourceError, UsageError
 
 TIMEOUT_S = 900.0
 _OURS = ("n", "verification", "max_tokens", "logprobs", "logit_bias")
+_DONE = b"[DONE]"
 _PIECE_BYTES = 1 << 16
 _REASON_BYTES = 2000
 
@@ -304,19 +305,36 @@ def _headers() -> dict[str, str]:
 
 
 def _read(exchange: _Exchange, answer: Answer) -> None:
+    """Note when each piece came, and look into them afterwards: who measures a server leaves it the cores."""
     if not exchange.streamed:
         _take(answer, b"".join(exchange.pieces()), time.perf_counter())
         return
+    arrived, broken = _arrived(exchange)
     parser = EventParser()
-    for piece in exchange.pieces():
-        now = time.perf_counter()
+    now = answer.started
+    for now, piece in arrived:
         for data in parser.feed(piece):
-            if data == b"[DONE]":
+            if data == _DONE:
                 return
             _take(answer, data, now)
     for data in parser.close():
-        if data != b"[DONE]":
-            _take(answer, data, time.perf_counter())
+        if data != _DONE:
+            _take(answer, data, now)
+    if broken is not None:  # after what came before it, which may tell why
+        raise broken
+
+
+def _arrived(exchange: _Exchange) -> tuple[list[tuple[float, bytes]], Exception | None]:
+    """When each piece of a stream came, and what broke it off."""
+    arrived: list[tuple[float, bytes]] = []
+    try:
+        for piece in exchange.pieces():
+            arrived.append((time.perf_counter(), piece))
+            if piece.rstrip().endswith(_DONE):
+                break
+    except (OSError, http.client.HTTPException) as error:
+        return arrived, error
+    return arrived, None
 
 
 def _take(answer: Answer, data: bytes, now: float) -> None:
