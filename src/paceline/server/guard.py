@@ -9,7 +9,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.server.failures import ApiError
 from paceline.server.settings import Settings
@@ -48,10 +48,15 @@ def _unauthorized(given: bool) -> ApiError:
     )
 
 
-class PatientProtocol(H11Protocol):
+_HEAD_LIMIT = 64 * 1024
+"""Bytes of a request before its body, at most."""
+
+
+class PatientProtocol(HttpToolsProtocol):
     """HTTP/1.1 that waits only so long for a request's headers, and for a client that does not read.
 
-    uvicorn limits how long a connection may idle between requests, not how long one may take to begin.
+    uvicorn limits how long a connection may idle between requests, not how long one may take to begin, nor
+    how much of it there may be.
     """
 
     def __init__(self, config: Config, *arguments: Any, **more: Any) -> None:
@@ -63,11 +68,24 @@ class PatientProtocol(H11Protocol):
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._head: int | None = None  # bytes so far of the request whose headers are being read
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > _HEAD_LIMIT and not self.transport.is_closing():
+                self.send_400_response(f"The headers have more than {_HEAD_LIMIT} bytes.")
         self._watch()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head = 0
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        super().on_headers_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
