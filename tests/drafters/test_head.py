@@ -28,6 +28,7 @@ from support.head_targets import (
     target_for,
     tokens_of,
 )
+from support.mtp_heads import ReferenceHeads
 from support.planners import FixedPlanner
 from support.tiny_heads import ReferenceHead, TinyHead
 from support.tiny_mtp import ReferenceMtp, TinyMtp
@@ -38,6 +39,10 @@ HEADS: dict[str, tuple[TinyHead, type[ReferenceHead]]] = {
     "eagle3": (EAGLE3, ReferenceHead),
     "eagle": (TinyHead(kind="eagle", vocab=VOCAB_SIZE, taps=(8,), draft_vocab=0), ReferenceHead),
     "mtp": (TinyMtp(vocab=VOCAB_SIZE), ReferenceMtp),
+    "mtp of three heads": (
+        TinyMtp(vocab=VOCAB_SIZE, layout="MiMo", biases=True, heads_in_file=3),
+        ReferenceHeads,
+    ),
 }
 SHORT = ((5, 12), (6, 13))
 heads = pytest.mark.parametrize("name", HEADS)
@@ -141,9 +146,12 @@ def ranked(reference: Any, target: NativeTarget, tokens: list[int], path: list[i
     taps = reference.tiny.taps
     states = states_of(target, tokens, taps)
     fed, given = tokens[1:], reference.fused([states[tap][:-1] for tap in taps])
-    for token in path:
+    turn = getattr(reference, "turn", lambda _: None)
+    for step, token in enumerate(path):
+        turn(step)
         _, made = reference.rows(fed, given)
         fed, given = [*fed, token], np.concatenate([given, made[-1:]])
+    turn(len(path))
     logits, _ = reference.rows(fed, given)
     return [int(reference.tiny.kept[i]) for i in np.argsort(-logits[-1], kind="stable")]
 

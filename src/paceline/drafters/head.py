@@ -426,8 +426,20 @@ class HeadDrafter(StateDrafter):
 
     def _step(self, chosen: Sequence[tuple[Growth, list[int]]], outlook: Outlook | None) -> int:
         """Compute the rows of these leaves, and the guesses that follow them; returns how many rows."""
+        groups: dict[int, list[tuple[Growth, list[int]]]] = {}
+        for growth, leaves in chosen:
+            for part in dict.fromkeys(self._part(growth, leaf) for leaf in leaves):
+                some = [leaf for leaf in leaves if self._part(growth, leaf) == part]
+                groups.setdefault(part, []).append((growth, some))
+        return sum(self._pass(part, group, outlook) for part, group in sorted(groups.items()))
+
+    def _part(self, growth: Growth, leaf: int) -> int:
+        """The part of the head that computes a leaf's row: its own step's, or the last one."""
+        return min(growth.depth[leaf] + FROM_ITSELF, self.head.parts - 1)
+
+    def _pass(self, part: int, chosen: Sequence[tuple[Growth, list[int]]], outlook: Outlook | None) -> int:
         feeds = [self._branches(growth, leaves) for growth, leaves in chosen]
-        result = self.head.run(feeds, FROM_ITSELF)
+        result = self.head.run(feeds, part)
         w = 0
         for growth, leaves in chosen:
             for leaf in leaves:
