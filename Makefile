@@ -42,6 +42,7 @@ $(ORACLES)/.ready-$(LLAMA): $(VENV)/.built
 	own=$$($(ORACLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$base')" > $$own/base.pth
 	$(ORACLES)/bin/python -m pip install --quiet --group oracle $(LLAMA_GROUP)
+	$(ORACLES)/bin/python -m pip install --quiet --no-deps --group oracle-heads
 	@touch $@
 
 test-oracles: $(ORACLES)/.ready-$(LLAMA) model

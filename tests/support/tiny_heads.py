@@ -30,7 +30,10 @@ class TinyHead:
         taps: layers whose inputs it reads; EAGLE-1 reads what the final norm gives.
         draft_vocab: ids of its own output; 0 means the target's head, or all ids.
         own_embedding: whether the file has an embedding.
+        scale: how large numbers grow in a matrix. EAGLE-1 norms nothing before its attention, so that large
+            ones are what the half precision of the cache shows in.
         settings: more of config.json.
+        layer: more of what it says of the layer.
     """
 
     kind: str = "eagle3"
@@ -52,7 +55,9 @@ class TinyHead:
     fc_norm: bool = False
     norm_before_residual: bool = False
     norm_output: bool | None = None
+    scale: float = 1.2
     settings: Mapping[str, Any] = field(default_factory=dict)
+    layer: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
     @property
@@ -71,9 +76,8 @@ class TinyHead:
         found: dict[str, Array] = {}
 
         def matrix(name: str, rows: int, cols: int) -> None:
-            found[name + ".weight"] = (rng.standard_normal((rows, cols)) * 1.2 / math.sqrt(cols)).astype(
-                np.float32
-            )
+            values = rng.standard_normal((rows, cols)) * self.scale / math.sqrt(cols)
+            found[name + ".weight"] = values.astype(np.float32)
 
         def norm(name: str, size: int = self.width) -> None:
             found[name + ".weight"] = rng.uniform(0.5, 1.5, size).astype(np.float32)
@@ -125,6 +129,7 @@ class TinyHead:
             "rms_norm_eps": 1e-5,
             "vocab_size": self.vocab,
             "max_position_embeddings": 2048,
+            **self.layer,
         }
         flags: dict[str, Any] = {
             name: True

@@ -99,14 +99,23 @@ class TinyMtp(TinyHead):
         return found
 
     def config(self) -> dict[str, Any]:
-        return {
+        layer = {
             "hidden_size": self.width,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "num_hidden_layers": self.target_layers,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 2048,
-            "num_nextn_predict_layers": self.heads_in_file,
+        }
+        heads = {"num_nextn_predict_layers": self.heads_in_file}
+        if self.layout != "speculators":
+            return {**layer, **heads, **self.settings}
+        sizes = {"intermediate_size": self.hidden, "head_dim": self.head_dim, "vocab_size": self.vocab}
+        return {
+            "architectures": ["MTPDraftModel"],
+            "speculators_model_type": "mtp",
+            "transformer_layer_config": {"model_type": "qwen3", **layer, **sizes},
+            **heads,
             **self.settings,
         }
 

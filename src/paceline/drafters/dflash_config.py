@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from paceline.drafters.checkpoint import Checkpoint
-from paceline.drafters.head_config import decoder_config
+from paceline.drafters.head_config import SLIDING, decoder_config, layer_kinds, windows
 from paceline.errors import UnsupportedModelError
 from paceline.models.config import DecoderConfig
 from paceline.weights import hf_rope
@@ -103,7 +103,7 @@ def read_config(found: Checkpoint, *, layers: int, sample_from_anchor: bool | No
     made_for = keys.get("num_target_layers")
     if made_for is not None and made_for != layers:
         keys.refuse(f"a drafter for a model of {str(made_for)[:20]} layers; this one has {layers}", _ANOTHER)
-    kinds = _layer_kinds(keys)
+    kinds = layer_kinds(found, keys.size("num_hidden_layers"))
     markov, confidence = _markov(keys), found.has("confidence_head.proj.weight")
     return BlockConfig(
         decoder=_decoder(keys, kinds),
@@ -197,25 +197,7 @@ def _decoder(keys: _Keys, kinds: Sequence[str]) -> DecoderConfig:
     cap = keys.get("final_logit_softcapping")
     if cap is not None:
         config = replace(config, logit_cap=hf_rope.positive({"cap": cap}, "cap"))
-    return replace(config, windows=_windows(keys, kinds))
-
-
-def _layer_kinds(keys: _Keys) -> list[str]:
-    layers, kinds = keys.size("num_hidden_layers"), keys.get("layer_types")
-    if kinds is None:
-        return ["full_attention"] * layers
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        keys.refuse(f"config.json's layer_types are not {layers} names", _CHECK)
-    for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            keys.unsupported(f"a layer of type {str(kind)[:40]!r}", "full and sliding attention run here")
-    return kinds
-
-
-def _windows(keys: _Keys, kinds: Sequence[str]) -> tuple[int, ...]:
-    """Of each layer, how far a slot sees, itself included: as SpecForge trains and vLLM runs them."""
-    window = keys.size("sliding_window") if "sliding_attention" in kinds else 0
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return replace(config, windows=windows(keys.found, config.layers))
 
 
 def _causal(keys: _Keys, kinds: Sequence[str]) -> tuple[bool, ...]:
@@ -225,7 +207,9 @@ def _causal(keys: _Keys, kinds: Sequence[str]) -> tuple[bool, ...]:
         said = keys.flag("causal")
     if said is None and keys.flag("sliding_window_non_causal"):
         said = False
-    return tuple(kind == "sliding_attention" if said is None else said for kind in kinds)
+    if said is False and SLIDING in kinds and keys.size("sliding_window") < keys.size("block_size"):
+        keys.unsupported("a window both ways that is shorter than its blocks")
+    return tuple(kind == SLIDING if said is None else said for kind in kinds)
 
 
 def _taps(keys: _Keys, layers: int) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from paceline.core import is_whole
 from paceline.drafters.checkpoint import Checkpoint
+from paceline.errors import UnsupportedModelError
 from paceline.models.config import DecoderConfig
 from paceline.weights import hf_rope
 
@@ -14,6 +16,7 @@ _GGUF = {
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 }  # fmt: skip
+FULL, SLIDING = "full_attention", "sliding_attention"
 _CONTEXT = 2048
 """Positions that SafeAILab's heads are made for, where nothing is said."""
 
@@ -62,7 +65,40 @@ def decoder_config(found: Checkpoint) -> DecoderConfig:
         for name, factors in hf_rope.tensors(found.settings, head).items():
             found.add(name, factors)
     named = {f"{family}.{name}": value for name, value in values.items()}
-    return DecoderConfig.from_metadata({"general.architecture": family, **named})
+    config = DecoderConfig.from_metadata({"general.architecture": family, **named})
+    if found.kind == "eagle3" and found.layout == "speculators":
+        config = replace(config, windows=windows(found, config.layers))
+    return config
+
+
+def layer_kinds(found: Checkpoint, layers: int) -> list[str]:
+    """Of each layer, whether it attends to all or within a window.
+
+    Raises:
+        ModelFileError, UnsupportedModelError: the settings name other layers, or others than these two.
+    """
+    kinds = found.setting("layer_types")
+    if kinds is None:
+        return [FULL] * layers
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise found.fault(f"its layer_types are not {layers} names", "its settings are another head's")
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise UnsupportedModelError(
+                f"{found.path}: a layer of type {str(kind)[:40]!r}", "full and sliding attention run here"
+            )
+    return kinds
+
+
+def windows(found: Checkpoint, layers: int) -> tuple[int, ...]:
+    """Of each layer, how many positions a row sees, its own included; 0 means all.
+
+    So SpecForge trains them and vLLM runs them. speculators trains the slots of a block, and the steps of a
+    head, with one common window, that of the text's last row.
+    """
+    kinds = layer_kinds(found, layers)
+    window = _count(found, "sliding_window") if SLIDING in kinds else 0
+    return tuple(window if kind == SLIDING else 0 for kind in kinds)
 
 
 def _count(found: Checkpoint, *names: str, default: int | None = None) -> int:

@@ -1,0 +1,44 @@
+"""Drafters say what public code says, as recorded by oracles.record_heads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oracles.head_cases import CASES, TARGET
+from paceline.models.target import NativeTarget
+from paceline.weights.source import open_model
+from support.head_targets import drafter_for
+from support.public_rounds import answers
+
+RECORDS = json.loads((Path(__file__).parent / "recorded" / "public_heads.json").read_text())
+EVERY = 16
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeTarget]:
+    with open_model(TARGET.write(tmp_path_factory.mktemp("target"))) as file:
+        yield NativeTarget.load(file, threads=1, max_model_len=256)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_drafts_are_those_of_public_code(name: str, target: NativeTarget, tmp_path: Path) -> None:
+    """End to end: states of our target, our drafter's cache over a text that grows."""
+    record = RECORDS[name]
+    drafter = drafter_for(target, replace(CASES[name].head, seed=record["seed"]).write(tmp_path / "head"))
+    wanted = record["rounds"]
+    asked = [(record["text"][: its["length"]], len(its["drafts"])) for its in wanted]
+    for theirs, ours in zip(wanted, answers(drafter, target, asked), strict=True):
+        assert ours.drafts == theirs["drafts"]
+        far = np.abs(ours.logits[:, ::EVERY] - np.array(theirs["logits"])).max()
+        assert far <= 2e-3 * theirs["largest"]
+        assert ours.sure == pytest.approx(theirs["sure"], abs=2e-3)
+
+
+def test_every_layout_has_a_record() -> None:
+    assert list(RECORDS) == list(CASES)
