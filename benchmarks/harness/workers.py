@@ -22,13 +22,17 @@ SETTINGS: dict[str, dict[str, dict[str, int]]] = {
         "lookup-5": {"prompt_lookup_num_tokens": 5},
         "lookup-10": {"prompt_lookup_num_tokens": 10},
     },
+    "vllm": {
+        "plain": {},
+        "ngram-5": {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+    },
 }
 """Ways to run each engine; `ENGINE_worker.py` knows what they mean."""
 
 
 class WorkerArm:
-    """OpenVINO GenAI over a converted model's folder or a GGUF of Q4_0, Q4_1 or Q8_0; or transformers over a
-    folder of safetensors, in the type of its weights.
+    """OpenVINO GenAI over a converted model's folder or a GGUF of Q4_0, Q4_1 or Q8_0; or transformers or
+    vLLM over a folder of safetensors, in the type of its weights.
     """
 
     remembers = False
