@@ -79,6 +79,18 @@ class Checkpoint:
         self._arrays[name] = Array.of(values)
         self.tensors[name] = self._info(name, self._arrays[name])
 
+    def keep_rows(self, name: str, rows: NDArray[np.int64], of: Array | None = None) -> None:
+        """Leave some rows of a matrix, or make it of some rows of another."""
+        whole = of or self._arrays[name]
+        raw = np.ascontiguousarray(whole.read().reshape(whole.shape[0], -1)[rows]).reshape(-1)
+        self._arrays[name] = Array(whole.type, (len(rows), *whole.shape[1:]), lambda: raw)
+        self.tensors[name] = self._info(name, self._arrays[name])
+
+    def map_ids(self, ids: NDArray[np.int64]) -> None:
+        """Say which of the target's ids, ascending, the rows of the output stand for."""
+        self._indices["d2t"] = ids if self.layout == "GGUF" else ids - np.arange(len(ids))
+        self._indices.pop("t2d", None)
+
     def data(self, name: str) -> Bytes:
         """Bytes of a tensor, rounded to the type that `tensors` says.
 

@@ -474,7 +474,7 @@ class HeadDrafter(StateDrafter):
             positions=[place.position for place in places],
             slots=[place.slot for place in places],
             parents=parents,
-            states=np.stack([place.given for place in places]),
+            states=np.stack([place.given for place in places]) if len(places) > 1 else places[0].given[None],
             wanted=[rows[leaf] for leaf in leaves],
         )
 
@@ -484,8 +484,10 @@ class HeadDrafter(StateDrafter):
         before = growth.places[parent]
         straight = parent == growth.tip
         position = before.position + 1
-        sampler = before.sampler.ahead()
-        sampler.advance(token)
+        sampler = before.sampler
+        if sampler.needs_logits:  # else what was written decides nothing
+            sampler = sampler.ahead()
+            sampler.advance(token)
         slot = position if straight else growth.aside
         growth.places[leaf] = Place(
             token, parent, position, slot, straight, before.made, before.made, sampler

@@ -15,6 +15,8 @@ from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
 from paceline.drafters.head_program import HeadProgram, Lender
 from paceline.drafters.loading import Host, load_model_drafter
 from paceline.drafters.model import Costs
+from paceline.drafters.shortlist import shorten
+from paceline.drafters.suitability import Facts, refuse_stranger
 from paceline.errors import PacelineError, UsageError
 from paceline.weights import hub
 
@@ -42,6 +44,7 @@ class HeadOptions:
             norm.
         chain: of MTP heads: the same of the states that they hand on.
         heads: of MTP checkpoints: how many of several heads are used.
+        draft_vocab_size: how many ids it drafts, the commonest; see `shortlist`.
         sample_from_anchor: of block drafters: whether the anchor's slot of a block predicts too.
     """
 
@@ -51,6 +54,7 @@ class HeadOptions:
     chain: str | None = None
     heads: int | None = None
     sample_from_anchor: bool | None = None
+    draft_vocab_size: int | None = None
 
 
 Load = Callable[[Checkpoint, Host, HeadOptions], Drafter]
@@ -115,6 +119,12 @@ def _load(host: Host, path: Path, kind: str | None, dtype: str, options: HeadOpt
         raise UsageError(
             f"{path} holds a drafter of kind {found.kind}, not {kind}", f"write {found.kind}:{path}"
         )
+    if options.draft_vocab_size is not None:
+        lender = lender_of(host)
+        refuse_stranger(found, Facts.of(lender), options.layers)
+        if found.kind == "mtp" and options.heads is not None:
+            found.keep_layers(options.heads)
+        shorten(found, lender, options.draft_vocab_size, host.tokenizer.eog_ids)
     load = cast(Load, import_module(LOADERS[found.kind]).load)
     drafter = load(found, host, options)
     _log.info("%s", found.describe())

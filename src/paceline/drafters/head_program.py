@@ -248,6 +248,18 @@ def _program(config: DecoderConfig, lender: Lender, threads: int, pages: int) ->
 
 def _lay(feeds: Sequence[Feed]) -> Rows:
     """The rows of all feeds, one after the other."""
+    if len(feeds) == 1:
+        (feed,) = feeds
+        return Rows(
+            tokens=_ints(feed.tokens),
+            positions=_ints(feed.positions),
+            slots=_ints(feed.slots),
+            parents=_ints(feed.parents),
+            sequences=np.zeros(len(feed.tokens), np.int32),
+            tables=feed.table[None],
+            wanted=_ints(feed.wanted),
+            logits=True,
+        )
     counts = [len(feed.tokens) for feed in feeds]
     firsts = np.cumsum([0, *counts[:-1]])
     parents = [

@@ -91,6 +91,7 @@ _HEAD: _Options = {
     "model": ("model", path),
     "draft_model": ("model", path),
     "dtype": ("dtype", head_dtype),
+    "draft_vocab_size": ("draft_vocab_size", whole_number),
     "threads": ("threads", whole_number),
 }
 """Options of every head."""
