@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 ORACLES := .venv-oracles
 NATIVE := $(shell find native -type f)
 
-.PHONY: build model demo test test-oracles lint format bench sanitize clean
+.PHONY: build model demo test test-oracles test-lossless lint format bench sanitize clean
 
 build: $(VENV)/.built
 
@@ -47,6 +47,10 @@ $(ORACLES)/.ready-$(LLAMA): $(VENV)/.built
 
 test-oracles: $(ORACLES)/.ready-$(LLAMA) model
 	$(ORACLES)/bin/python -m pytest -m oracle $(if $(filter yes,$(LLAMA)),,-k "not llama_cpp")
+
+# ten times the random cases against plain decoding that `test` runs
+test-lossless: build
+	PACELINE_CASES=10 $(PY) -m pytest tests/engine/test_lossless_heads.py
 
 lint: build
 	$(VENV)/bin/ruff check .

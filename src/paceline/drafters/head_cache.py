@@ -169,10 +169,11 @@ class HeadCache(Tenants[Track]):
             return
         self.kv.free(track.sequence)
         track.base = waiting.first
-        # Rows behind a gap are this request's own: the same tokens may have other states elsewhere.
-        track.keys = [-1 - context.request]
+        # Rows behind a gap are this request's and gap's own: the same tokens may have other states elsewhere.
+        track.keys = [-1 - (context.request << 32) - track.base]
         self._extend_keys(track, tokens)
         track.sequence = self.kv.open(track.keys)
+        waiting.drop(min(len(track.sequence), waiting.length))
 
     def _extend_keys(self, track: Track, tokens: Sequence[int]) -> None:
         """Keys of the rows: a row depends on all tokens up to the one behind it, the first on two."""
