@@ -7,12 +7,19 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from paceline.drafters import memory
 from paceline.errors import PacelineError
 from paceline.weights import hub
 
 # A busy machine is no failure; whatever must end is bounded by pytest's timeout.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+
+
+@pytest.fixture(autouse=True)
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What drafters learn in a test must not reach the next one, nor the user's cache."""
+    monkeypatch.setattr(memory, "default_file", lambda: None)
 
 
 @pytest.fixture(scope="session")

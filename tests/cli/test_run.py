@@ -29,6 +29,13 @@ class Recorder:
         self.interrupt_after: int | None = None
         self._llm = llm
         self.chat_template = llm.chat_template
+        self.closed = False
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
 
     def stream(self, messages: list[dict[str, Any]], params: SamplingParams) -> Iterator[Any]:
         self.asked.append(messages)
@@ -86,6 +93,7 @@ def test_commands_and_their_misspellings(
 def test_the_end_of_input_leaves(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert talk(monkeypatch) == 0
     assert recorder.asked == []
+    assert recorder.closed
 
 
 def test_an_interrupt_stops_the_answer_and_keeps_what_was_said(

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters import store as store_module
+from paceline.drafters import shared_file
 from paceline.drafters.store import SEPARATOR, ResponseStore
 from paceline.errors import ResourceError, UsageError
 
@@ -201,7 +201,7 @@ def test_a_full_disk_costs_a_log_line_and_keeps_the_old_file(tmp_path, caplog, m
 
         return Full()
 
-    monkeypatch.setattr(store_module.os, "fdopen", full)
+    monkeypatch.setattr(shared_file.os, "fdopen", full)
     with caplog.at_level(logging.WARNING, "paceline"):
         store.add([4, 5])
         store.save()

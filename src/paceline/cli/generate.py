@@ -59,8 +59,9 @@ def command(
     name, prompt = _inputs(arguments or [], model, file)
     expected = None if prediction is None else read_text(prediction, "--prediction")
     llm, _, load_s = load(name, engine, engine.speculation())
-    asked = _asked(llm, prompt, chat, system)
-    answers = _answers(llm, asked, params, expected, show=not json)
+    with llm:
+        asked = _asked(llm, prompt, chat, system)
+        answers = _answers(llm, asked, params, expected, show=not json)
     for answer in answers:
         if json:
             terminal.write_json(as_object(answer, name, load_s), indent=None if n > 1 else 2)

@@ -41,7 +41,8 @@ def command(
     if llm.chat_template is None:
         raise UnsupportedModelError(f"{path.name} has no chat template", "use `paceline generate --raw`")
     terminal.note(f"{path.name}, loaded in {load_s:.1f} s. /help lists commands, Ctrl-C stops an answer.")
-    return Conversation(llm, params, system).talk()
+    with llm:
+        return Conversation(llm, params, system).talk()
 
 
 class Conversation:

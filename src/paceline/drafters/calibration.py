@@ -21,6 +21,10 @@ class Calibration:
 
     Args:
         weights: [features] log-odds to start from.
+
+    Attributes:
+        seen: guesses that each weight comes from.
+        judged: guesses that were judged in all.
     """
 
     FIRST_RATE = 0.2
@@ -31,7 +35,8 @@ class Calibration:
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.weights = list(weights)
-        self._seen = [0] * len(weights)
+        self.seen = [0] * len(weights)
+        self.judged = 0
 
     def chance(self, features: Features, luck: float = 0.0) -> float:
         weights = self.weights
@@ -42,10 +47,15 @@ class Calibration:
     def record(self, features: Features, chance: float, hit: bool) -> None:
         """Learn that a guess given `chance` was right or wrong."""
         miss = hit - chance
+        self.judged += 1
         for feature in features:
-            seen = self._seen[feature] = self._seen[feature] + 1
+            seen = self.seen[feature] = self.seen[feature] + 1
             rate = max(self.LAST_RATE, self.FIRST_RATE / (1.0 + seen / self.FADE))
             self.weights[feature] += rate * miss
+
+    def resume(self, weights: Sequence[float], seen: Sequence[int]) -> None:
+        """Go on from what was learnt elsewhere."""
+        self.weights, self.seen = list(weights), list(seen)
 
 
 class Luck:

@@ -5,7 +5,9 @@ What would run wrongly is refused: a head that reads the wrong layer raises no e
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ class Checkpoint:
         kind: "eagle3", "eagle", "mtp", "dflash" or "dspark".
         layout: whose way of writing it down.
         settings: config.json with nested parts flattened, or a GGUF file's keys without the architecture.
+        identity: differs between files of different content.
         tensors: name to shape and the type it has after loading.
         interleaved: rows of query and key are in the order in which rope turns neighbours.
     """
@@ -65,6 +68,7 @@ class Checkpoint:
         self.kind = inside.kind
         self.layout = inside.layout
         self.settings = inside.settings
+        self.identity = inside.identity
         self.interleaved = inside.interleaved
         self._arrays = inside.arrays
         self._indices = inside.indices
@@ -227,11 +231,20 @@ def look_into(path: Path) -> Contents:
     arrays, indices = from_safetensors(shards)
     shapes = {name: array.shape for name, array in arrays.items()}
     kind = recognise(settings, shapes)
+    identity = _identity(settings, shards)
     if kind not in KINDS:
-        return Contents(kind, "", settings, arrays, indices)
+        return Contents(kind, "", settings, arrays, indices, identity)
     named, unknown = renamed(arrays, kind, settings)
     ids = {plain_name(name) or name: values for name, values in indices.items()}
-    return Contents(kind, layout_of(settings, shapes, kind), settings, named, ids, unknown=tuple(unknown))
+    layout = layout_of(settings, shapes, kind)
+    return Contents(kind, layout, settings, named, ids, identity, unknown=tuple(unknown))
+
+
+def _identity(settings: dict[str, Any], shards: Sequence[SafetensorsFile]) -> str:
+    digest = hashlib.sha256(repr(sorted(settings.items())).encode())
+    for shard in shards:
+        digest.update(shard.fingerprint + shard.nbytes.to_bytes(8))
+    return digest.hexdigest()[:32]
 
 
 def _complete(path: Path, wanted: str | None) -> UnsupportedModelError:

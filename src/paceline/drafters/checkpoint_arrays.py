@@ -53,6 +53,7 @@ class Contents:
         layout: whose way of writing it down; "" for what does not run.
         settings: config.json with nested parts flattened, or a GGUF file's keys without the architecture.
         arrays, indices: weights, and ids, by their names here.
+        identity: differs between files of different content.
         interleaved: rows of query and key are in the order in which rope turns neighbours.
         unknown: names of weights that mean nothing here.
     """
@@ -62,6 +63,7 @@ class Contents:
     settings: dict[str, Any]
     arrays: dict[str, Array]
     indices: Indices
+    identity: str
     interleaved: bool = False
     unknown: tuple[str, ...] = ()
 

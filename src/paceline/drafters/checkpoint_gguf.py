@@ -46,15 +46,15 @@ def read_gguf(path: Path) -> Contents:
         for key, value in file.metadata.items()
         if key.startswith(family + ".")
     }
-    arrays, indices = from_gguf(file), file.indices()
+    arrays, indices, identity = from_gguf(file), file.indices(), file.identity()
     if family == "eagle3":
-        return Contents("eagle3", "GGUF", settings, arrays, indices, interleaved=True)
+        return Contents("eagle3", "GGUF", settings, arrays, indices, identity, interleaved=True)
     if family == "dflash":
-        return _block(path, settings, arrays, indices, file.metadata)
+        return _block(path, settings, arrays, indices, file)
     if heads := settings.get("nextn_predict_layers"):
         blocks = _nextn(path, arrays, settings, heads)
-        return Contents("mtp", "GGUF", settings, blocks, indices, interleaved=family == "llama")
-    return Contents("model", "GGUF", settings, arrays, indices)
+        return Contents("mtp", "GGUF", settings, blocks, indices, identity, interleaved=family == "llama")
+    return Contents("model", "GGUF", settings, arrays, indices, identity)
 
 
 def _block(
@@ -62,10 +62,11 @@ def _block(
     settings: dict[str, Any],
     arrays: Mapping[str, Array],
     indices: Indices,
-    metadata: Mapping[str, Any],
+    file: GGUFFile,
 ) -> Contents:
     """A block drafter, with its keys and tensors named as DeepSpec's and z-lab's files have them."""
     _refuse_variants(path, settings, arrays)
+    metadata = file.metadata
     named = {_BLOCK_NAMES.get(name, name): array for name, array in arrays.items()}
     table = named.get("markov_head.markov_w1.weight")
     if "confidence_head.proj.weight" in named and "confidence_head.proj.bias" not in named:
@@ -82,7 +83,7 @@ def _block(
     }
     settings = settings | {key: value for key, value in meant.items() if value is not None}
     kind = "dspark" if sparks or settings.get("sample_from_anchor") is True else "dflash"
-    return Contents(kind, "GGUF", settings, named, indices)
+    return Contents(kind, "GGUF", settings, named, indices, file.identity())
 
 
 def _refuse_variants(path: Path, settings: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

@@ -24,6 +24,7 @@ from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.choice import Subset, request_sampler
 from paceline.drafters.head_cache import HeadCache, Paged, Track
 from paceline.drafters.head_program import FROM_ITSELF, FROM_TARGET, Feed, HeadProgram, Lender
+from paceline.drafters.memory import Remembering
 from paceline.drafters.model import Costs
 from paceline.drafters.offer import Guess, Offer
 from paceline.drafters.outlook import Hope, Outlook
@@ -136,7 +137,7 @@ class Network(Paged, Protocol):
     lender: Lender
 
 
-class StateDrafter:
+class StateDrafter(Remembering):
     """Base of drafters that read the target's states; implements `core.HearingDrafter`, `core.CostlyDrafter`.
 
     Args:
@@ -151,6 +152,8 @@ class StateDrafter:
     Attributes:
         broken: what ended drafting for good, None while it works.
     """
+
+    calibration: Confidence
 
     def __init__(
         self,
@@ -240,6 +243,12 @@ class StateDrafter:
             self.cache.release(seat.track)
         length = len(context.tokens) - context.prompt_length
         self._mean_length += 0.1 * (length - self._mean_length)
+
+    def _resume_hope(self, hope: float, hoped: int) -> None:
+        self._hopes.value, self._hopes.seen = hope, hoped
+
+    def _hope_so_far(self) -> tuple[float, int]:
+        return self._hopes.value, self._hopes.seen
 
     # --- for the drafters themselves ---
 

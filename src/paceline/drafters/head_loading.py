@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ from paceline.drafters.beside import Found, find_drafters
 from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
 from paceline.drafters.head_program import HeadProgram, Lender
 from paceline.drafters.loading import Host, load_model_drafter
+from paceline.drafters.memory import Remembering
 from paceline.drafters.model import Costs
 from paceline.drafters.shortlist import shorten
 from paceline.drafters.suitability import Facts, refuse_stranger
@@ -127,6 +128,8 @@ def _load(host: Host, path: Path, kind: str | None, dtype: str, options: HeadOpt
         shorten(found, lender, options.draft_vocab_size, host.tokenizer.eog_ids)
     load = cast(Load, import_module(LOADERS[found.kind]).load)
     drafter = load(found, host, options)
+    meaning = replace(options, threads=None)
+    host.remind(cast(Remembering, drafter), found.kind, found.identity, meaning)
     _log.info("%s", found.describe())
     return drafter
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core import Drafter, Target
+from paceline.drafters.memory import Memory, Remembering, key_of
 from paceline.drafters.model import Costs, ModelDrafter
 from paceline.errors import UsageError, suggest
 from paceline.text.pairing import Mode, pair
@@ -40,6 +41,7 @@ class Host:
         measure: finds the pass times of a draft model.
         models: draft models and heads that are loaded, by their options: each is loaded once.
         target: the model itself, which heads borrow weights from; None where there is none to borrow from.
+        chances: file of what drafters learnt; None keeps nothing.
         found: what was found near the target's file, once it was looked for.
     """
 
@@ -49,7 +51,18 @@ class Host:
     measure: Callable[[Target], Costs]
     models: dict[tuple[object, ...], Any] = field(default_factory=dict)
     target: Target | None = None
+    chances: Path | None = None
     found: dict[Path, list[Found]] = field(default_factory=dict)
+
+    def remind(self, drafter: Remembering, *parts: object) -> None:
+        """Let a drafter go on from what it learnt in earlier runs for this target.
+
+        Args:
+            parts: what its chances depend on besides the target.
+        """
+        lent = getattr(self.target, "lent", None)
+        if self.chances is not None and lent is not None:
+            drafter.remember(Memory(self.chances, key_of(lent.file.identity(), *parts)))
 
     def reset(self) -> None:
         """Make the loaded draft models forget all text and all they learnt."""
@@ -128,6 +141,7 @@ def _load(
         tokenizer = Tokenizer.from_gguf(file.metadata)
         threads = host.threads if threads is None else threads
         target = NativeTarget.load(file, threads=threads, max_model_len=max_model_len)
+        identity = file.identity()
         file.forget_arrays()
     if target.context_limit < LEAST_CONTEXT:
         raise UsageError(
@@ -139,4 +153,6 @@ def _load(
     if mode == "same":
         pairing.comparison.refuse_unless_same()
     translator = Translator(host.tokenizer, tokenizer, pairing)
-    return ModelDrafter(target, translator, host.measure(target))
+    drafter = ModelDrafter(target, translator, host.measure(target))
+    host.remind(drafter, identity, pairing.mode)
+    return drafter

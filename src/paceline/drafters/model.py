@@ -22,6 +22,7 @@ from paceline.core import ROOT, Context, Draft, Floats, Outcome, Prices, Target
 from paceline.drafters.calibration import Calibration, Features, Luck, QuickLuck
 from paceline.drafters.choice import Choices, request_sampler
 from paceline.drafters.draft_cache import DraftCache, Track
+from paceline.drafters.memory import Remembering
 from paceline.drafters.offer import Offer
 from paceline.drafters.outlook import Hope, Outlook
 from paceline.errors import PacelineError, RequestError
@@ -112,7 +113,7 @@ class _Growth:
     done: bool = False
 
 
-class ModelDrafter:
+class ModelDrafter(Remembering):
     """Drafts with a smaller model; implements `core.CostlyDrafter`.
 
     Args:
@@ -205,6 +206,12 @@ class ModelDrafter:
         self._mean_length = _FIRST_LENGTH
         self._seats: dict[int, _Seat] = {}
         self.cache.clear()
+
+    def _resume_hope(self, hope: float, hoped: int) -> None:  # noqa: ARG002
+        self._hope = hope
+
+    def _hope_so_far(self) -> tuple[float, int]:
+        return self._hope, 0
 
     def _begin(self, context: Context, budget: int) -> _Growth | None:
         if budget <= 0 or not context.tokens:

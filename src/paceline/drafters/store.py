@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
-import os
-import tempfile
 import time
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from paceline.drafters.shared_file import alone_in, write_atomically
 from paceline.errors import ResourceError, UsageError
 from paceline.native import ContextTree
 
@@ -88,12 +84,12 @@ class ResponseStore:
             return
         self._saved_at = time.monotonic()
         try:
-            with _alone_in(self._file.parent):
+            with alone_in(self._file.parent):
                 tokens = _newest(self._load() + self._unsaved, self.max_tokens)
                 body = np.asarray(tokens, "<i4").tobytes()
                 header = _Header(self._identity, self._vocab_size, len(tokens), zlib.crc32(body))
                 line = json.dumps(asdict(header)).encode() + b"\n"
-                _write_atomically(self._file, _MAGIC + line + body)
+                write_atomically(self._file, _MAGIC + line + body)
             self._unsaved.clear()
         except (OSError, UsageError, ResourceError) as error:
             _log.warning("could not save responses to %s (%s); going on without", self._file, error)
@@ -172,26 +168,3 @@ def _newest(tokens: list[int], limit: int) -> list[int]:
     kept = tokens[-limit:]
     start = kept.index(SEPARATOR) + 1 if SEPARATOR in kept[:-1] else 0
     return kept[start:]
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which every writer of these files takes: no write is lost between two."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from paceline.core import Completion, Constraint, SamplingParams, Target, is_whole, token_ids
-from paceline.drafters import registry
+from paceline.drafters import memory, registry
 from paceline.drafters.loading import Host
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.engine import Engine
@@ -166,6 +166,7 @@ class LLM:
             getattr(target, "threads", None),
             measure=PassTime.measure,
             target=target,
+            chances=None if file is None else memory.default_file(),
         )
         self._planners: dict[str, Planner] = {}
         self._dropped: deque[Planner] = deque()  # to be closed between steps
