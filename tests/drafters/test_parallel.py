@@ -39,6 +39,8 @@ HEADS = {
     "speculators": HEAD,
     "SpecForge": replace(HEAD, layout="SpecForge"),
     "all ids, normed queries, one layer": replace(HEAD, draft_vocab=0, qk_norm=True, head_dim=32, layers=1),
+    "a norm before everything": replace(HEAD, norm_before_fc=True),
+    "norms of each state": replace(HEAD, fc_norm=True),
     "normed residual": replace(HEAD, norm_before_residual=True, taps=(1, 4, 8)),
 }
 CHEAP = Prices(plain=1.0, tokens=1.0, extra=[1e-6 * n for n in range(65)])
@@ -209,8 +211,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"settings": {"eagle_aux_hidden_state_layer_ids": None}},
         "does not say which layers of the target it reads",
     ),
-    "a norm before": ({"norm_before_fc": True}, "a P-EAGLE head with enc.output_norm.weight"),
-    "norms before": ({"fc_norm": True}, "a P-EAGLE head with fc_norm.0.weight"),
     "another width": ({"width": 96}, "for 3 layers of a target 64 wide"),
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 
@@ -206,12 +207,15 @@ class SpeculatorsBlock:
             caught.extend((logits, second))
             return logits.sum(), {}
 
-        measured, module.compute_metrics = module.compute_metrics, measure
-        try:
-            self.model(given, ids, chosen, states[-1].new_zeros(1, ids.shape[1], states[-1].shape[2]),
-                       torch.zeros_like(ids), max_anchors=1)  # fmt: skip
-        finally:
-            module.compute_metrics = measured
+        with mock.patch.object(module, "compute_metrics", measure):
+            self.model(
+                hidden_states=given,
+                input_ids=ids,
+                loss_mask=chosen,
+                verifier_last_hidden_states=given.new_zeros(1, ids.shape[1], self.model.hidden_size),
+                document_ids=torch.zeros_like(ids),
+                max_anchors=1,
+            )
         sparks = hasattr(self.model, "confidence_head") and self.model.confidence_head is not None
         return caught[0][0], caught[1][0] if sparks else None
 

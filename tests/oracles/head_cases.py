@@ -12,6 +12,7 @@ from support.block_heads import TinyHead as TinyBlock
 from support.folders import TinyFolder
 from support.tiny_heads import TinyHead
 from support.tiny_mtp import TinyMtp
+from support.tiny_peagle import TinyPeagle
 
 LAYERS = 8
 VOCAB = 258
@@ -104,6 +105,22 @@ _LLAMA3 = {
 }
 
 
+def _peagle() -> dict[str, PublicCase]:
+    theirs = TinyPeagle(vocab=VOCAB, taps=(2, 4, 5), draft_vocab=100)
+    forge = {"pretraining_tp": 1, "hidden_act": "silu", "num_depths": 5}
+    heads = {
+        "speculators": theirs,
+        "speculators, qwen3, norms": replace(
+            theirs, qk_norm=True, head_dim=32, norm_before_residual=True, fc_norm=True, draft_vocab=0
+        ),
+        "SpecForge": replace(theirs, layout="SpecForge", settings=forge),
+    }
+    by = {"speculators": "SpeculatorsParallel", "SpecForge": "SpecForgeParallel"}
+    return {
+        f"P-EAGLE, {name}": PublicCase(head=head, by=by[head.layout], count=5) for name, head in heads.items()
+    }
+
+
 def _dflash() -> dict[str, PublicCase]:
     plain = TinyBlock(vocab=VOCAB, target_layers=LAYERS, taps=(0, 3, 5))
     forge = replace(plain, layout="specforge", settings={"block_size": plain.block})
@@ -177,4 +194,4 @@ def _mtp() -> dict[str, PublicCase]:
     }
 
 
-CASES: dict[str, PublicCase] = {**_eagle(), **_eagle3(), **_dflash(), **_dspark(), **_mtp()}
+CASES: dict[str, PublicCase] = {**_eagle(), **_eagle3(), **_peagle(), **_dflash(), **_dspark(), **_mtp()}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
 from oracles.public_code import (
     SOURCES,
+    Absent,
     PublicTarget,
     Tap,
     bypass,
@@ -199,6 +202,64 @@ class Speculators:
             logits.append(self.tap.take()[-1][given.shape[1] - 1])
             drafts.append(mapped(self.model, int(logits[-1].argmax())))
         return round_of(text, drafts, logits)
+
+
+class SpeculatorsParallel(Speculators):
+    """P-EAGLE as speculators trains it, with the one group of masks that stands behind the text."""
+
+    @torch.inference_mode()
+    def _draft(self, text: Sequence[int], count: int) -> Round:
+        module = importlib.import_module(type(self.model).__module__)
+        states = self.target.states(text[:-1])
+        known = torch.cat([states[i] for i in self.model.target_layer_ids], dim=-1)
+        behind = count - 1  # positions that a training text would have
+        given = torch.cat([known, known.new_zeros(1, behind, known.shape[2])], dim=1)
+        tokens = row([*text[1:], *[0] * behind])
+        group = _group(known.shape[1], count)
+        self.tap.take()
+        with (
+            mock.patch.object(module, "generate_cod_sample_indices", return_value=group),
+            mock.patch.object(module, "compute_metrics", return_value=(None, {})),
+        ):
+            self.model(
+                hidden_states=given,
+                input_ids=tokens,
+                document_ids=torch.zeros_like(tokens),
+                verifier_last_hidden_states=given.new_zeros(1, tokens.shape[1], self.model.hidden_size),
+            )
+        logits = self.tap.take()[0][known.shape[1] - 1 :]
+        return round_of(text, [mapped(self.model, int(its.argmax())) for its in logits], logits)
+
+
+def _group(known: int, count: int) -> tuple[Any, Any]:
+    """Anchor and depth of each row: the text's own, and masks behind the last."""
+    anchors = torch.tensor([*range(known), *[known - 1] * (count - 1)])
+    return anchors, torch.tensor([*[0] * known, *range(1, count)])
+
+
+class SpecForgeParallel(SpecForge):
+    """P-EAGLE as specforge trains it, with the one group of masks that stands behind the text."""
+
+    @torch.inference_mode()
+    def _draft(self, text: Sequence[int], count: int) -> Round:
+        with mock.patch.dict(sys.modules, {name: Absent(name) for name in ("triton", "triton.language")}):
+            from specforge.algorithms.peagle.model import create_peagle_mask_mod
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        states, model = self.target.states(text[:-1]), self.model
+        known = torch.cat([states[tap] for tap in self.taps], dim=-1)
+        masks = model.mask_hidden.expand(1, count - 1, -1)
+        anchors, depths = _group(known.shape[1], count)
+        length = len(anchors)
+        seen = create_peagle_mask_mod(anchors, depths, torch.tensor([length]), length)
+        made = model.backbone(
+            input_embeds=model.embed_input_ids(row([*text[1:], *[model.config.mask_token_id] * (count - 1)])),
+            hidden_states=model.project_hidden_states(torch.cat([known, masks], dim=1)),
+            attention_mask=create_block_mask(seen, None, None, length, length, device="cpu"),
+            position_ids=(anchors + depths)[None],
+        )
+        logits = model.compute_logits(made)[0, known.shape[1] - 1 :]
+        return round_of(text, [mapped(model, int(its.argmax())) for its in logits], logits)
 
 
 class DeepSpecEagle3:

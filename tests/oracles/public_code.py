@@ -124,7 +124,7 @@ class Tap:
         return seen
 
 
-class _Absent(ModuleType):
+class Absent(ModuleType):
     """Stands in for a package that is imported beside the models and never used."""
 
     __path__: ClassVar[list[str]] = []
@@ -132,14 +132,16 @@ class _Absent(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        if within := sys.modules.get(f"{self.__name__}.{name}"):
+            return within
+        return type(name, (), {"__init__": lambda _self, *_given, **_named: None})
 
 
 def leave_out(*names: str) -> None:
     """Let imports of these packages succeed where they are not installed."""
     for name in names:
         if name not in sys.modules and importlib.util.find_spec(name) is None:
-            sys.modules[name] = _Absent(name)
+            sys.modules[name] = Absent(name)
 
 
 def bypass(package: str) -> None:

@@ -66,7 +66,7 @@ def decoder_config(found: Checkpoint) -> DecoderConfig:
             found.add(name, factors)
     named = {f"{family}.{name}": value for name, value in values.items()}
     config = DecoderConfig.from_metadata({"general.architecture": family, **named})
-    if found.kind == "eagle3" and found.layout == "speculators":
+    if found.kind in ("eagle3", "peagle") and found.layout == "speculators":
         config = replace(config, windows=windows(found, config.layers))
     return config
 

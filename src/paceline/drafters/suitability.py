@@ -144,12 +144,6 @@ def _check_masks(found: Checkpoint, target: Facts) -> None:
         raise found.fault(f"mask_hidden is {found.shape('mask_hidden')}, fc reads {states}", _ANOTHER)
     if not np.isfinite(found.values("mask_hidden")).all():
         raise found.fault("mask_hidden: infinite or not a number", "the file is damaged; download it again")
-    for name in ("enc.output_norm.weight", "fc_norm.0.weight"):
-        if found.has(name):
-            raise UnsupportedModelError(
-                f"{found.path}: a P-EAGLE head with {name}",
-                "whether such a norm comes before the masks is not known; take a head without it",
-            )
 
 
 def _check_shape(found: Checkpoint, name: str, target: Facts) -> None:
