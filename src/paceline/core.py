@@ -479,9 +479,34 @@ class Timings:
 
 
 @dataclass(slots=True)
+class Claims:
+    """Draft tokens of about the same chance that the target decided on.
+
+    Attributes:
+        decided: how many.
+        expected: the sum of their chances.
+        right: how many were accepted.
+    """
+
+    decided: int = 0
+    expected: float = 0.0
+    right: int = 0
+
+
+CLAIM_CLASSES = 10
+
+
+@dataclass(slots=True)
 class DrafterStats:
+    """What one drafter contributed.
+
+    Attributes:
+        claims: class i holds chances from i / CLAIM_CLASSES up to the next; classes without any are left out.
+    """
+
     drafted: int = 0
     accepted: int = 0
+    claims: dict[int, Claims] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

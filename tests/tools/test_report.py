@@ -26,11 +26,20 @@ def test_the_page_fetches_nothing_and_escapes_everything() -> None:
     assert "&lt;script&gt;" in text
     outside = {u for u in re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')\s>]+)""", text) if u[0] != "#"}
     assert outside == set()
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 3
     assert "identical tokens" in text
 
 
-def test_ids_of_the_two_plots_do_not_collide() -> None:
+def test_chances_are_drawn_only_where_somebody_gave_some() -> None:
+    assert "chance that the drafter gave" in page(report(), {})
+    arms = [EngineArm(stub_llm(), "off")]
+    silent = run(
+        arms, [Prompt("1", "code", "abc")], SamplingParams(temperature=0.0, max_tokens=4), chat=False
+    )
+    assert "chance that the drafter gave" not in page(silent, {})
+
+
+def test_ids_of_the_plots_do_not_collide() -> None:
     text = page(report(), {})
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core import DrafterStats, SpeculationStats
+from paceline.core import Claims, DrafterStats, SpeculationStats
 from paceline.tools.statistics import (
     Difference,
     Sample,
@@ -129,6 +129,18 @@ def test_acceptance_counts_the_bonus_in_length_and_not_in_rate() -> None:
     assert found.mean_acceptance_length == 2.1
     assert found.per_position == [0.5, 0.3, 0.3]
     assert (found.drafted_by, found.accepted_by) == ({"ngram": 30}, {"ngram": 11})
+
+
+def test_chances_are_held_against_what_came_true() -> None:
+    """Over two requests: of chances from 0.9 on half came true, of those around a quarter a third."""
+    one = DrafterStats(6, 3, {9: Claims(2, 1.9, 1), 2: Claims(1, 0.25, 0)})
+    other = DrafterStats(6, 3, {9: Claims(2, 1.86, 1), 2: Claims(2, 0.5, 1)})
+    stats = [SpeculationStats(by_drafter={"eagle3": one}), SpeculationStats(by_drafter={"eagle3": other})]
+    found = acceptance([*stats, SpeculationStats()]).reliability
+    assert list(found) == ["eagle3"]
+    low, high = found["eagle3"]
+    assert (low.decided, low.predicted, low.accepted) == (3, 0.25, pytest.approx(1 / 3))
+    assert (high.decided, high.predicted, high.accepted) == (4, pytest.approx(0.94), 0.5)
 
 
 def test_acceptance_adds_requests_by_token_not_by_request() -> None:

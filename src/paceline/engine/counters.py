@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.core import DrafterStats, Outcome, SpeculationStats
+from paceline.core import CLAIM_CLASSES, Claims, DrafterStats, Outcome, SpeculationStats
 
 
 @dataclass(slots=True)
@@ -54,3 +54,10 @@ def _record_draft(stats: SpeculationStats, outcome: Outcome) -> None:
         stats.by_drafter.setdefault(source, DrafterStats()).drafted += 1
     for node in outcome.path:
         stats.by_drafter[outcome.draft.sources[node]].accepted += 1
+    chances = outcome.draft.chances.tolist()
+    for node, right in outcome.tested():
+        claims = stats.by_drafter[outcome.draft.sources[node]].claims
+        its = claims.setdefault(min(int(chances[node] * CLAIM_CLASSES), CLAIM_CLASSES - 1), Claims())
+        its.decided += 1
+        its.expected += chances[node]
+        its.right += right

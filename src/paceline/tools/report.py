@@ -19,12 +19,17 @@ _COLUMNS = (
 def page(report: Report, about: dict[str, Any]) -> str:
     """Return the whole page. Raises UsageError when matplotlib is not installed."""
     with plotting():
-        plots = "".join(f"<figure>{plot}</figure>" for plot in (_speeds(report), _acceptance(report)))
+        plots = "".join(f"<figure>{plot}</figure>" for plot in _plots(report))
     body = (
         f"<p>{_equality(report)}</p>\n<h2>Overall</h2>\n{_table({'overall': report.overall})}\n{plots}\n"
         f"<h2>By category</h2>\n{_table(report.categories)}\n{_failures(report)}"
     )
     return framed("Paceline benchmark", body, about)
+
+
+def _plots(report: Report) -> list[str]:
+    claims = any(f.acceptance and f.acceptance.reliability for f in report.overall.figures.values())
+    return [_speeds(report), _acceptance(report), *([_reliability(report)] if claims else [])]
 
 
 def _equality(report: Report) -> str:
@@ -106,3 +111,30 @@ def _acceptance(report: Report) -> str:
     axes.set_ylim(0, 1)
     finish(axes)
     return svg(figure, "acceptance")
+
+
+def _reliability(report: Report) -> str:
+    """Chances that drafters gave against the share that came true; larger dots stand for more tokens."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], ":", color=PALETTE[0])
+    lines = [
+        (f"{name} ({arm})", classes)
+        for arm, figures in report.overall.figures.items()
+        if figures.acceptance
+        for name, classes in figures.acceptance.reliability.items()
+        if classes
+    ]
+    for i, (label, classes) in enumerate(lines):
+        places = [c.predicted for c in classes], [c.accepted for c in classes]
+        colour = PALETTE[(i + 1) % len(PALETTE)]
+        axes.plot(*places, "-", color=colour, label=label)
+        axes.scatter(*places, [6 + 4 * c.decided**0.5 for c in classes], color=colour)
+    axes.set_xlabel("chance that the drafter gave")
+    axes.set_ylabel("share that the target accepted")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    finish(axes)
+    return svg(figure, "reliability")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core import SpeculationStats
+from paceline.core import Claims, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,21 @@ class Quantiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Reliability:
+    """Whether chances of one class come true.
+
+    Attributes:
+        decided: draft tokens of these chances that the target decided on.
+        predicted: their mean chance.
+        accepted: the share that was right.
+    """
+
+    decided: int
+    predicted: float
+    accepted: float
+
+
+@dataclass(frozen=True, slots=True)
 class Acceptance:
     """Sums over requests. The mean acceptance length counts the bonus token, the acceptance rate does not.
 
@@ -95,6 +110,7 @@ class Acceptance:
         per_position: share of drafting passes whose first i+1 draft tokens were all accepted.
         drafted_by: draft tokens offered by each drafter, and
         accepted_by: those kept.
+        reliability: of each drafter's chances, by classes, the lowest first.
         off_reasons: how many requests drafted nothing, by reason.
     """
 
@@ -106,6 +122,7 @@ class Acceptance:
     per_position: list[float]
     drafted_by: dict[str, int]
     accepted_by: dict[str, int]
+    reliability: dict[str, list[Reliability]]
     off_reasons: dict[str, int]
 
 
@@ -181,8 +198,22 @@ def acceptance(stats: Sequence[SpeculationStats]) -> Acceptance:
         per_position=[positions[i] / drafts for i in sorted(positions)] if drafts else [],
         drafted_by=dict(drafted_by),
         accepted_by=dict(accepted_by),
+        reliability={name: _reliability(stats, name) for name in drafted_by},
         off_reasons=dict(Counter(s.off_reason for s in stats if s.off_reason)),
     )
+
+
+def _reliability(stats: Sequence[SpeculationStats], drafter: str) -> list[Reliability]:
+    sums: dict[int, Claims] = {}
+    for its in (s.by_drafter[drafter] for s in stats if drafter in s.by_drafter):
+        for place, claims in its.claims.items():
+            total = sums.setdefault(place, Claims())
+            total.decided += claims.decided
+            total.expected += claims.expected
+            total.right += claims.right
+    return [
+        Reliability(c.decided, c.expected / c.decided, c.right / c.decided) for _, c in sorted(sums.items())
+    ]
 
 
 def figures(samples: Sequence[Sample]) -> Figures:
