@@ -84,7 +84,7 @@ class EngineFlags(MachineFlags):
                 raise UsageError(
                     "--speculative-config excludes the other speculation flags", "use one or the other"
                 )
-            return [_json_object("--speculative-config", self.speculative_config)]
+            return _configs(self.speculative_config)
         specs = [spec for text in self.speculate or ["auto"] for spec in split_specs(text)]
         if not specs:
             raise UsageError("--speculate names no drafter", "give off, auto, or a drafter's name")
@@ -168,14 +168,17 @@ def split_specs(text: str) -> list[str]:
     return specs
 
 
-def _json_object(name: str, text: str) -> dict[str, Any]:
+def _configs(text: str) -> list[str | dict[str, Any]]:
+    """The objects of --speculative-config: one in JSON, or a list of them."""
+    name, hint = "--speculative-config", 'write {"method": "ngram"}, or a list of such objects'
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{name} is not JSON: {error}", 'write {"method": "ngram"}') from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{name} is not a JSON object", 'write {"method": "ngram"}')
-    return value
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is not JSON: {str(error) or 'nested too deep'}", hint) from None
+    configs = value if isinstance(value, list) else [value]
+    if not configs or not all(isinstance(config, dict) for config in configs):
+        raise UsageError(f"{name} is not a JSON object", hint)
+    return list(configs)
 
 
 def _whole(name: str, text: str) -> int:

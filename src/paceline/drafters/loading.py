@@ -91,6 +91,28 @@ def load_head(host: Host, model: str | None = None, **options: Any) -> Drafter:
     return head_loading.load_head(host, model, **options)
 
 
+def load_any(host: Host, model: str, **options: Any) -> Drafter:
+    """Load what is at a path, a head or a complete model; options are those of both.
+
+    Raises:
+        UsageError: an option that is not for what was found.
+    """
+    from paceline.drafters.checkpoint import look_into
+
+    path = hub.resolve(model)
+    if look_into(path).kind == "model":
+        _refuse_options(options, ("dtype", "draft_vocab_size"), f"{model} is a complete model")
+        return load_model_drafter(host, str(path), **options)
+    _refuse_options(options, ("vocabulary", "quantize"), f"{model} is a head")
+    options.pop("max_model_len", None)  # a head follows as far as its target
+    return load_head(host, str(path), **options)
+
+
+def _refuse_options(options: dict[str, Any], names: tuple[str, ...], what: str) -> None:
+    if wrong := [name for name in names if name in options]:
+        raise UsageError(f"{what} and has no option {wrong[0]!r}", "leave it out")
+
+
 def found_drafter(host: Host) -> Drafter | None:
     """The drafter that lies with the target, loaded; see `head_loading.found_drafter`."""
     if getattr(host.target, "lent", None) is None:

@@ -15,12 +15,14 @@ from paceline.drafters.loading import (
     Host,
     found_drafter,
     head_dtype,
+    load_any,
     load_head,
     load_model_drafter,
     vocabulary,
 )
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
+from paceline.drafters.speculative_config import OTHERS, translate
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.errors import UsageError, suggest
 
@@ -115,6 +117,17 @@ def _head(kind: str, *aliases: str, options: _Options | None = None, given: bool
     return Row(build, {**_HEAD, **(options or {})}, aliases, ("host",), "model", given)
 
 
+_MODEL: _Options = {
+    "model": ("model", path),
+    "draft_model": ("model", path),
+    "vocabulary": ("vocabulary", vocabulary),
+    "max_model_len": ("max_model_len", whole_number),
+    "threads": ("threads", whole_number),
+    "quantize": ("quantize", path),
+}
+"""Options of draft models."""
+
+
 REGISTRY: dict[str, Row] = {
     "suffix": Row(
         SuffixDrafter,
@@ -126,24 +139,18 @@ REGISTRY: dict[str, Row] = {
     "prediction": Row(PredictionDrafter, {}, ("predicted-outputs",), ("vocab_size",)),
     "model": Row(
         load_model_drafter,
-        {
-            "model": ("model", path),
-            "draft_model": ("model", path),
-            "vocabulary": ("vocabulary", vocabulary),
-            "max_model_len": ("max_model_len", whole_number),
-            "threads": ("threads", whole_number),
-            "quantize": ("quantize", path),
-        },
+        _MODEL,
         ("draft-model", "draft", "draft-simple", "standalone"),
         ("host",),
         first="model",
     ),
+    "any": Row(load_any, {**_HEAD, **_MODEL}, (), ("host",), "model"),
     "eagle": _head("eagle", "eagle1", "eagle2"),
     "eagle3": _head("eagle3", options={"layers": ("layers", layer_list)}),
     "peagle": _head("peagle", "p-eagle", options={"layers": ("layers", layer_list)}),
     "mtp": _head(
         "mtp",
-        *("nextn", "draft-mtp", "deepseek-mtp", "mimo-mtp", "glm4-moe-mtp", "qwen3-next-mtp", "qwen3-5-mtp"),
+        "nextn",
         options={
             "hidden": ("hidden", norm_side),
             "chain": ("chain", norm_side),
@@ -272,7 +279,8 @@ def _arguments(name: str, known: _Options, options: Mapping[str, Any]) -> dict[s
     arguments: dict[str, Any] = {}
     for key, value in options.items():
         if key not in known:
-            raise UsageError(f"{name} has no option {key!r}", suggest(key, list(known)))
+            hint = suggest(str(key), [*known, "num_speculative_tokens"])
+            raise UsageError(f"{name} has no option {key!r}", hint)
         keyword, convert = known[key]
         try:
             arguments[keyword] = convert(value)
@@ -292,15 +300,16 @@ def _canonical(name: str) -> str:
     for known, row in REGISTRY.items():
         if lowered == known or lowered in row.aliases:
             return known
+    if lowered.endswith("-mtp"):  # other engines name the model too: deepseek_mtp, mimo_mtp
+        return "mtp"
+    if lowered in OTHERS:
+        raise UsageError(f"{OTHERS[lowered]} do not run here", f"what runs: {', '.join(REGISTRY)}")
     raise UsageError(f"there is no drafter {name!r}", suggest(lowered, [*REGISTRY, "auto", "off"]))
 
 
 def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
     if isinstance(spec, Mapping):
-        options = dict(spec)
-        if not isinstance(name := options.pop("method", None), str):
-            raise UsageError("a drafter given as a mapping needs 'method'", f"known: {', '.join(REGISTRY)}")
-        return name, options
+        return translate(spec)
     name, _, rest = spec.partition(":")
     pairs = [item.partition("=") for item in rest.split(",") if item]
     if name == "auto":  # a head beside what needs none
