@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from paceline.drafters.checkpoint_ids import target_ids
 from paceline.drafters.checkpoint_names import recognise
 from paceline.errors import ModelFileError, PacelineError, UnsupportedModelError, UsageError
 from paceline.weights.quants import TensorType, dequantize
+from support.eagle_gguf import write_eagle3_gguf
 from support.folders import encoded, safetensors_bytes
-from support.gguf_writer import Tensor, gguf_bytes
 from support.head_targets import compare, drafter_for, reference_for, target_for
 from support.tiny_heads import Array, TinyHead
 from support.tiny_mtp import TinyMtp
@@ -208,68 +207,18 @@ def test_other_maps_are_refused(d2t: Array, message: str, tmp_path: Path) -> Non
 
 # --- llama.cpp's eagle3 files ---
 
-_NAMES = {
-    "fc.weight": "fc.weight",
-    "midlayer.input_layernorm.weight": "blk.0.attn_norm.weight",
-    "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight",
-    "midlayer.self_attn.q_proj.weight": "blk.0.attn_q.weight",
-    "midlayer.self_attn.k_proj.weight": "blk.0.attn_k.weight",
-    "midlayer.self_attn.v_proj.weight": "blk.0.attn_v.weight",
-    "midlayer.self_attn.o_proj.weight": "blk.0.attn_output.weight",
-    "midlayer.post_attention_layernorm.weight": "blk.0.ffn_norm.weight",
-    "midlayer.mlp.gate_proj.weight": "blk.0.ffn_gate.weight",
-    "midlayer.mlp.up_proj.weight": "blk.0.ffn_up.weight",
-    "midlayer.mlp.down_proj.weight": "blk.0.ffn_down.weight",
-    "norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "input_norm.weight": "enc.output_norm.weight",
-}
-
-
-def interleaved(rows: Array, head: int) -> Array:
-    """Rows of query or key as llama.cpp's converter puts them: the two that turn together side by side."""
-    heads = rows.reshape(-1, 2, head // 2, rows.shape[1])
-    return heads.swapaxes(1, 2).reshape(rows.shape)
-
-
-def write_gguf(path: Path, tiny: TinyHead, d2t: Array | None, keys: Mapping[str, Any] | None = None) -> Path:
-    tensors = {}
-    for name, values in tiny.arrays().items():
-        if "q_proj" in name or "k_proj" in name:
-            values = interleaved(values, tiny.head_dim)
-        tensors[_NAMES[name]] = Tensor.of(values)
-    if d2t is not None:
-        tensors["d2t"] = Tensor.ids(d2t)
-    found: dict[str, Any] = {
-        "block_count": 1,
-        "embedding_length": tiny.width,
-        "target_layers": list(tiny.taps),
-        "target_hidden_size": tiny.width,
-        "norm_before_residual": tiny.norm_before_residual,
-        "norm_before_fc": tiny.norm_before_fc,
-        "attention.head_count": tiny.heads,
-        "attention.head_count_kv": tiny.kv_heads,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "context_length": 2048,
-        "rope.freq_base": 10000.0,
-        **dict(keys or {}),
-    }
-    named = {f"eagle3.{key}": value for key, value in found.items()}
-    path.write_bytes(gguf_bytes({"general.architecture": "eagle3", **named}, tensors))
-    return path
-
 
 @pytest.mark.parametrize(
     "tiny", [EAGLE3, replace(EAGLE3, norm_before_fc=True, norm_before_residual=True, taps=(1, 5, 8))]
 )
 def test_eagle3_files_of_llama_cpp_run(tiny: TinyHead, tmp_path: Path) -> None:
     target = target_for(tmp_path)
-    path = write_gguf(tmp_path / "head.gguf", tiny, tiny.kept)
+    path = write_eagle3_gguf(tmp_path / "head.gguf", tiny, tiny.kept)
     compare(drafter_for(target, path), target, reference_for(target, tiny))
 
 
 def test_offsets_in_a_gguf_file_are_refused(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "head.gguf", EAGLE3, EAGLE3.kept - np.arange(48))
+    path = write_eagle3_gguf(tmp_path / "head.gguf", EAGLE3, EAGLE3.kept - np.arange(48))
     with pytest.raises(ModelFileError, match="d2t holds offsets where ids are customary"):
         drafter_for(target_for(tmp_path), path)
 

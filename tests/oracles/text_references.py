@@ -86,7 +86,9 @@ class LlamaServer:
 
 
 @contextmanager
-def llama_server(model: Path, context: int = 64) -> Iterator[LlamaServer]:
+def llama_server(
+    model: Path, context: int = 64, options: Sequence[str] = (), log: Path | None = None
+) -> Iterator[LlamaServer]:
     """Run llama-server on a model, for texts up to `context` tokens, for as long as the block lasts."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -102,9 +104,10 @@ def llama_server(model: Path, context: int = 64) -> Iterator[LlamaServer]:
         "-t",
         "1",
     ]
-    process = subprocess.Popen(
-        [*command, "--no-warmup", "-ngl", "0"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    with Path(log or os.devnull).open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--no-warmup", "-ngl", "0", *options], stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         server = LlamaServer(port)
         deadline = time.monotonic() + 120
