@@ -99,7 +99,7 @@ CASES: dict[str, LlamaCase] = {**_eagle3(), **_blocks()}
 
 @dataclass(frozen=True)
 class Told:
-    """What llama.cpp drafted behind a text of this length: the likeliest ids of each place, and their shares."""
+    """What llama.cpp drafted behind a text: of each place the likeliest ids and their shares."""
 
     length: int
     places: list[list[tuple[int, float]]]
