@@ -26,6 +26,7 @@ _MIMO = {
     "hnorm": "hidden_layernorm",
     "shared_head_norm": "final_layernorm",
 }
+_MIMO_V2 = {"shared_head_norm": "final_layernorm", "post_attention_layernorm": "pre_mlp_layernorm"}
 _DEEPSEEK = {
     "shared_head_norm": "shared_head.norm",
     "shared_head_head": "shared_head.head",
@@ -149,7 +150,7 @@ class TinyMtp(TinyHead):
             case "MiMo":
                 return f"model.mtp_layers.{number}.{_MIMO.get(part, part)}.{kind}"
             case "MiMo V2":
-                return f"model.mtp.layers.{number}.{_MIMO.get(part, part)}.{kind}"
+                return f"model.mtp.layers.{number}.{_MIMO_V2.get(part, part)}.{kind}"
             case "speculators":
                 return f"mtp_layers.{number}.{_MIMO.get(part, part)}.{kind}"
         return f"model.layers.{self.target_layers + int(number)}.{_DEEPSEEK.get(part, part)}.{kind}"

@@ -138,6 +138,7 @@ _QWEN = {
     "pre_fc_norm_hidden": "hnorm",
     "norm": "shared_head_norm",
 }
+_MTP_LAYER = {**LAYER, "pre_mlp_layernorm": "ffn_norm"}
 _MTP = (
     ("Qwen", re.compile(r"mtp\.(?:layers\.(\d+)\.)?([\w.]+)\.(weight|bias)")),
     ("MiMo", re.compile(r"model\.mtp_layers\.(\d+)\.([\w.]+)\.(weight|bias)")),
@@ -171,7 +172,7 @@ def _mtp_name(name: str, settings: Mapping[str, Any]) -> str | None:
         return f"blk.0.nextn.{_QWEN[part]}.{kind}"
     if part in _NEXTN:
         return f"blk.{index}.nextn.{_NEXTN[part]}.{kind}"
-    return f"blk.{index}.{LAYER.get(part, part)}.{kind}"
+    return f"blk.{index}.{_MTP_LAYER.get(part, part)}.{kind}"
 
 
 Rename = Callable[[str, Mapping[str, Any]], str | None]
