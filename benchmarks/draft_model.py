@@ -65,7 +65,7 @@ class Rehearsed:
         self.wrong: list[bool] = []
         self._acceptance = acceptance
         self._edge = np.float32(np.log(acceptance / (1 - acceptance) * (VOCABULARY - 1)))
-        for name in ("vocab_size", "context_limit", "max_rows", "page_size", "pages"):
+        for name in ("vocab_size", "context_limit", "max_rows", "page_size", "pages", "window"):
             setattr(self, name, getattr(model, name))
         self.move, self.copy_page = model.move, model.copy_page
 

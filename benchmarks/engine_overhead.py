@@ -34,6 +34,7 @@ class ConstantTarget:
     max_rows = 512
     page_size = 32
     pages = 4000
+    window = None
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -45,7 +46,9 @@ class ConstantTarget:
         wanted = len(rows.wanted)
         return Output(self._argmax[:wanted], self._logits[:wanted] if rows.logits else None)
 
-    def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+    def move(
+        self, table: Ids, sources: Sequence[int], targets: Sequence[int], window_table: Ids | None = None
+    ) -> None: ...
 
     def copy_page(self, source: int, target: int) -> None: ...
 

@@ -64,9 +64,9 @@ def inside(path: Path, prompt_tokens: int) -> dict[str, int]:
     with LLM(path, max_model_len=4096) as llm:
         tokens = [5 + i % 1000 for i in range(prompt_tokens)]
         answer = llm.generate(tokens, SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
-        per_token: int = llm.engine.target.cache_bytes_per_token  # type: ignore[attr-defined]
         tokens_held = prompt_tokens + len(answer.tokens)
-        return {"before": base, "kv_bytes": per_token * tokens_held, "tokens": tokens_held} | status()
+        kv_bytes: int = llm.engine.target.cache.held(tokens_held)  # type: ignore[attr-defined]
+        return {"before": base, "kv_bytes": kv_bytes, "tokens": tokens_held} | status()
 
 
 def planned(path: Path, tokens: int) -> int:

@@ -114,7 +114,7 @@ def measure(target: NativeTarget, path: Path, asked: argparse.Namespace) -> Roun
     found: Profile = profile(
         target,
         weight_bytes=target.weight_bytes,
-        kv_bytes_per_token=target.cache_bytes_per_token,
+        kv_bytes_per_token=target.cache.read(max(asked.context, 1)) // max(asked.context, 1),
         read_bandwidth=lambda: native.read_bandwidth(target.threads),
         context=asked.context,
         budget_s=asked.seconds,

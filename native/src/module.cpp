@@ -10,6 +10,7 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -35,6 +36,15 @@ void check(bool ok, const char* what) {
   if (!ok) throw nb::value_error(what);
 }
 
+// The ids of both kinds of pages; without a table of their own, layers with a window take those of the others.
+void check_pages(const Shape& s, const int32_t* table, const int32_t* window_table, int count) {
+  int limit = s.window_pages && !window_table ? std::min(s.pages, s.window_pages) : s.pages;
+  for (int i = 0; i < count; ++i) {
+    check(table[i] >= 0 && table[i] < limit, "rows: page id out of range");
+    check(!window_table || (window_table[i] >= 0 && window_table[i] < s.window_pages), "rows: window page id out of range");
+  }
+}
+
 void check_rows(const Program& p, const Rows& r, int64_t vocabulary) {
   const Shape& s = p.shape_;
   check(r.count >= 1 && r.count <= s.max_rows, "rows: none, or more than max_rows");
@@ -51,10 +61,8 @@ void check_rows(const Program& p, const Rows& r, int64_t vocabulary) {
       check(r.parents[i] < 0 && r.reach[i] > r.positions[i] && r.reach[i] <= r.table_width * s.page_size, "rows: reach out of range");
       check(i == 0 || r.sequences[i - 1] != r.sequences[i] || r.reach[i - 1] <= r.reach[i], "rows: reach not ascending");
     }
-    const int32_t* table = r.tables + r.sequences[i] * r.table_width;
-    int last = r.reach ? r.reach[i] - 1 : r.slots[i];
-    for (int page = 0; page <= last / s.page_size; ++page)
-      check(table[page] >= 0 && table[page] < s.pages, "rows: page id out of range");
+    int pages = (r.reach ? r.reach[i] - 1 : r.slots[i]) / s.page_size + 1, skipped = r.sequences[i] * r.table_width;
+    check_pages(s, r.tables + skipped, r.window_tables ? r.window_tables + skipped : nullptr, pages);
   }
   for (int i = 0; i < r.wanted_count; ++i)
     check(r.wanted[i] >= 0 && r.wanted[i] < r.count && (i == 0 || r.wanted[i] > r.wanted[i - 1]), "rows: wanted not ascending");
@@ -65,7 +73,8 @@ using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 void run(Program& p, Ints tokens, Ints positions, Ints slots, Ints parents, Ints sequences, Table tables, Ints wanted,
          nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> argmax,
          std::optional<Matrix> logits, std::optional<Matrix> hidden,
-         std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> features, std::optional<Ints> reach, int part) {
+         std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> features, std::optional<Ints> reach, int part,
+         std::optional<Table> window_tables) {
   Rows r;
   r.count = static_cast<int>(tokens.shape(0));
   r.wanted_count = static_cast<int>(wanted.shape(0));
@@ -80,6 +89,10 @@ void run(Program& p, Ints tokens, Ints positions, Ints slots, Ints parents, Ints
   r.parents = parents.data();
   r.sequences = sequences.data();
   r.tables = tables.data();
+  if (window_tables) {
+    check(window_tables->shape(0) == tables.shape(0) && window_tables->shape(1) == tables.shape(1), "window tables of another shape");
+    r.window_tables = window_tables->data();
+  }
   r.wanted = wanted.data();
   r.argmax = argmax.data();
   if (logits) {
@@ -192,15 +205,19 @@ NB_MODULE(_core, m) {
   nb::class_<Program>(m, "Program")
       .def("__init__",
            [](Program* self, int threads, const std::string& isa, int max_rows, int page_size, int pages, int layers, int heads,
-              int kv_heads, int head_dim) {
+              int kv_heads, int head_dim, std::vector<bool> windowed, int window_pages) {
              check(threads >= 1 && threads <= 1024, "threads out of range");
              check(max_rows >= 1 && layers >= 1 && pages >= 1 && kv_heads >= 1, "sizes must be positive");
              check(page_size >= 16 && page_size % 16 == 0, "page_size must be a multiple of 16");
              check(head_dim % 16 == 0 && heads % kv_heads == 0 && heads / kv_heads <= 64, "head geometry");
-             new (self) Program(threads, isa, Shape{max_rows, page_size, pages, layers, heads, kv_heads, head_dim});
+             check(windowed.empty() || static_cast<int>(windowed.size()) == layers, "windowed: one for each layer");
+             bool some = std::find(windowed.begin(), windowed.end(), true) != windowed.end();
+             check(some ? window_pages >= 1 : window_pages == 0, "window_pages: some, just if there are layers with a window");
+             new (self) Program(threads, isa, Shape{max_rows, page_size, pages, layers, heads, kv_heads, head_dim, window_pages, std::move(windowed)});
            },
            nb::kw_only(), nb::arg("threads"), nb::arg("isa"), nb::arg("max_rows"), nb::arg("page_size"), nb::arg("pages"),
-           nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"))
+           nb::arg("layers"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("windowed") = std::vector<bool>{},
+           nb::arg("window_pages") = 0)
       .def("weight",
            [](Program& p, int type, int64_t rows, int64_t cols, Bytes data) {
              nb::gil_scoped_release unlocked;
@@ -246,22 +263,26 @@ NB_MODULE(_core, m) {
       .def("feed", &Program::feed, nb::arg("buffer"), nb::arg("column") = 0)
       .def("run", &run, nb::arg("tokens"), nb::arg("positions"), nb::arg("slots"), nb::arg("parents"), nb::arg("sequences"),
            nb::arg("tables"), nb::arg("wanted"), nb::arg("argmax"), nb::arg("logits").none(), nb::arg("hidden").none() = nb::none(),
-           nb::arg("features").none() = nb::none(), nb::arg("reach").none() = nb::none(), nb::arg("part") = 0)
+           nb::arg("features").none() = nb::none(), nb::arg("reach").none() = nb::none(), nb::arg("part") = 0, nb::arg("window_tables").none() = nb::none())
       .def("move",
-           [](Program& p, Ints table, Ints from, Ints to) {
+           [](Program& p, Ints table, Ints from, Ints to, std::optional<Ints> window_table) {
              check(from.shape(0) == to.shape(0), "move: arrays of different length");
+             check(!window_table || window_table->shape(0) == table.shape(0), "move: tables of different length");
              auto end = static_cast<int32_t>(table.shape(0)) * p.shape_.page_size;
-             for (size_t i = 0; i < table.shape(0); ++i)
-               check(table.data()[i] >= 0 && table.data()[i] < p.shape_.pages, "move: page id out of range");
+             const int32_t* window = window_table ? window_table->data() : nullptr;
+             check_pages(p.shape_, table.data(), window, static_cast<int>(table.shape(0)));
              for (size_t i = 0; i < from.shape(0); ++i)
                check(from.data()[i] >= 0 && from.data()[i] < end && to.data()[i] >= 0 && to.data()[i] < end, "move: slot out of range");
-             p.move(table.data(), from.data(), to.data(), static_cast<int>(from.shape(0)));
-           })
+             p.move(table.data(), window, from.data(), to.data(), static_cast<int>(from.shape(0)));
+           },
+           nb::arg("table"), nb::arg("sources"), nb::arg("targets"), nb::arg("window_table").none() = nb::none())
       .def("copy_page",
-           [](Program& p, int from, int to) {
-             check(from >= 0 && to >= 0 && from < p.shape_.pages && to < p.shape_.pages, "copy_page: page out of range");
-             p.copy_page(from, to);
-           })
+           [](Program& p, int from, int to, bool windowed) {
+             int pages = windowed ? p.shape_.window_pages : p.shape_.pages;
+             check(from >= 0 && to >= 0 && from < pages && to < pages, "copy_page: page out of range");
+             p.copy_page(from, to, windowed);
+           },
+           nb::arg("source"), nb::arg("target"), nb::arg("windowed") = false)
       .def("time_ops", &Program::time_ops)
       .def("timings", &Program::timings)
       .def_prop_ro("weight_bytes", &Program::weight_bytes)

@@ -623,7 +623,7 @@ class RopeOp : public Op {
       for (int d = 0; d < group * dim; ++d) q[d] *= query_scale_;
     }
 
-    int slot = p.rows_.slots[r], page = p.page_of(r, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
+    int slot = p.rows_.slots[r], page = p.page_of(layer_, r, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
     float* k = k_.row(r) + h * dim;
     normalize(p, k, norms_.k);
     rotate(k, angles);
@@ -762,7 +762,7 @@ class AttentionOp : public Op {
         scratch.v[b] = scratch.k[b] + kLanes * s.head_dim;
         continue;
       }
-      int slot = absolute * kLanes, page = p.page_of(tile.first, slot);
+      int slot = absolute * kLanes, page = p.page_of(layer_, tile.first, slot);
       scratch.k[b] = p.k_block(layer_, page, h, slot % s.page_size / kLanes);
       scratch.v[b] = p.v_block(layer_, page, h, slot % s.page_size / kLanes);
     }
@@ -778,7 +778,7 @@ class AttentionOp : public Op {
     scratch.tail.assign(static_cast<size_t>(blocks * 2 * block_size), 0);
     for (int position = first; position < end; ++position) {
       int slot = position < tile.base ? position : tile.tree_slots[static_cast<size_t>(position - tile.base)];
-      int page = p.page_of(tile.first, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
+      int page = p.page_of(layer_, tile.first, slot), block = slot % s.page_size / kLanes, lane = slot % kLanes;
       uint16_t* k = scratch.tail.data() + (position - first) / kLanes * 2 * block_size;
       const uint16_t* from = p.k_block(layer_, page, h, block);
       for (int d = 0; d < s.head_dim; ++d) k[d * kLanes + position % kLanes] = from[d * kLanes + lane];
@@ -890,8 +890,19 @@ class DecideOp : public Op {
 // ------------------------------------------------------------------------------------------ description
 
 Program::Program(int threads, const std::string& isa, Shape shape) : kernels_(choose_kernels(isa)), shape_(shape), pool_(threads, [this](int member, uint32_t pass) { walk(member, pass); }) {
-  size_t slot = static_cast<size_t>(shape.layers) * 2 * static_cast<size_t>(shape.kv_heads * shape.head_dim) * sizeof(uint16_t);
-  cache_ = Memory(std::max<size_t>(4096, slot * static_cast<size_t>(shape.pages) * static_cast<size_t>(shape.page_size)));
+  if (shape_.windowed.empty()) shape_.windowed.assign(static_cast<size_t>(shape.layers), false);
+  size_t values = 2 * static_cast<size_t>(shape.kv_heads * shape.head_dim * shape.page_size);  // of a layer's part of a page
+  for (bool windowed : shape_.windowed) caches_[windowed].page += values;
+  for (int kind : {0, 1}) {
+    size_t pages = static_cast<size_t>(kind ? shape.window_pages : shape.pages), bytes = caches_[kind].page * pages * sizeof(uint16_t);
+    if (bytes) caches_[kind].memory = Memory(bytes);
+  }
+  size_t next[2] = {0, 0};
+  for (bool windowed : shape_.windowed) {
+    const Cache& cache = caches_[windowed];
+    shelves_.push_back({reinterpret_cast<uint16_t*>(cache.memory.data()) + next[windowed], cache.page, windowed});
+    next[windowed] += values;
+  }
 }
 
 uint8_t* Program::allocate(size_t bytes) {
@@ -1106,11 +1117,10 @@ void Program::feed(int buffer, int64_t column) {
 // ------------------------------------------------------------------------------------------------ passes
 
 uint16_t* Program::cache_block(int layer, int which, int page, int kv_head, int block) {
-  const Shape& s = shape_;
-  size_t blocks = static_cast<size_t>(s.page_size / 16), size = static_cast<size_t>(16 * s.head_dim);
-  size_t index = ((static_cast<size_t>(page) * static_cast<size_t>(s.layers) + static_cast<size_t>(layer)) * static_cast<size_t>(s.kv_heads) +
-                  static_cast<size_t>(kv_head)) * 2 + static_cast<size_t>(which);
-  return reinterpret_cast<uint16_t*>(cache_.data()) + (index * blocks + static_cast<size_t>(block)) * size;
+  const Shelf& shelf = shelves_[static_cast<size_t>(layer)];
+  size_t blocks = static_cast<size_t>(shape_.page_size / 16), size = static_cast<size_t>(16 * shape_.head_dim);
+  size_t index = static_cast<size_t>(kv_head) * 2 + static_cast<size_t>(which);
+  return shelf.data + static_cast<size_t>(page) * shelf.page + (index * blocks + static_cast<size_t>(block)) * size;
 }
 
 void Program::plan_tiles() {
@@ -1163,31 +1173,34 @@ void Program::walk(int member, uint32_t pass) {
   }
 }
 
-void Program::copy_slot(int page_from, int offset_from, int page_to, int offset_to) {
+void Program::copy_slot(int layer, int page_from, int offset_from, int page_to, int offset_to) {
   int dim = shape_.head_dim;
-  for (int layer = 0; layer < shape_.layers; ++layer)
-    for (int h = 0; h < shape_.kv_heads; ++h) {
-      const uint16_t* k = k_block(layer, page_from, h, offset_from / 16) + offset_from % 16;
-      uint16_t* to = k_block(layer, page_to, h, offset_to / 16) + offset_to % 16;
-      for (int d = 0; d < dim; ++d) to[16 * d] = k[16 * d];
-      std::copy_n(v_block(layer, page_from, h, offset_from / 16) + offset_from % 16 * dim, dim,
-                  v_block(layer, page_to, h, offset_to / 16) + offset_to % 16 * dim);
+  for (int h = 0; h < shape_.kv_heads; ++h) {
+    const uint16_t* k = k_block(layer, page_from, h, offset_from / 16) + offset_from % 16;
+    uint16_t* to = k_block(layer, page_to, h, offset_to / 16) + offset_to % 16;
+    for (int d = 0; d < dim; ++d) to[16 * d] = k[16 * d];
+    std::copy_n(v_block(layer, page_from, h, offset_from / 16) + offset_from % 16 * dim, dim,
+                v_block(layer, page_to, h, offset_to / 16) + offset_to % 16 * dim);
+  }
+}
+
+void Program::move(const int32_t* table, const int32_t* window_table, const int32_t* from, const int32_t* to, int count) {
+  int size = shape_.page_size;
+  for (int i = 0; i < count; ++i)
+    for (int layer = 0; layer < shape_.layers && from[i] != to[i]; ++layer) {
+      const int32_t* pages = shelves_[static_cast<size_t>(layer)].windowed && window_table ? window_table : table;
+      copy_slot(layer, pages[from[i] / size], from[i] % size, pages[to[i] / size], to[i] % size);
     }
 }
 
-void Program::move(const int32_t* table, const int32_t* from, const int32_t* to, int count) {
-  for (int i = 0; i < count; ++i)
-    if (from[i] != to[i])
-      copy_slot(table[from[i] / shape_.page_size], from[i] % shape_.page_size, table[to[i] / shape_.page_size], to[i] % shape_.page_size);
-}
-
-void Program::copy_page(int from, int to) {
-  size_t slot = static_cast<size_t>(shape_.layers) * 2 * static_cast<size_t>(shape_.kv_heads * shape_.head_dim) * sizeof(uint16_t);
-  if (from != to) std::memcpy(k_block(0, to, 0, 0), k_block(0, from, 0, 0), slot * static_cast<size_t>(shape_.page_size));
+void Program::copy_page(int from, int to, bool windowed) {
+  const Cache& cache = caches_[windowed];
+  auto* data = reinterpret_cast<uint16_t*>(cache.memory.data());
+  if (from != to && cache.page) std::memcpy(data + static_cast<size_t>(to) * cache.page, data + static_cast<size_t>(from) * cache.page, cache.page * sizeof(uint16_t));
 }
 
 size_t Program::memory_bytes() const {
-  size_t total = cache_.size();
+  size_t total = caches_[0].memory.size() + caches_[1].memory.size();
   for (const auto& w : weights_) total += w->bytes();
   for (const auto& b : buffers_) total += b->data.size() * sizeof(float);
   for (const auto& a : acts_) total += a->q.size() * 2;

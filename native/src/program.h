@@ -33,8 +33,11 @@ class Memory {
   size_t size_ = 0;
 };
 
+// Layers with a window have cache pages of their own, for they give them back as a text grows.
 struct Shape {
   int max_rows, page_size, pages, layers, heads, kv_heads, head_dim;
+  int window_pages = 0;
+  std::vector<bool> windowed = {};  // of each layer; empty: none is
 };
 
 // Float rows of one width. `wanted` buffers hold the rows whose output was asked for, others all rows.
@@ -64,6 +67,7 @@ struct Rows {
   int count = 0, wanted_count = 0, sequences_count = 0, table_width = 0;
   const int32_t *tokens = nullptr, *positions = nullptr, *slots = nullptr, *parents = nullptr, *sequences = nullptr,
                 *tables = nullptr, *wanted = nullptr;
+  const int32_t* window_tables = nullptr;  // of layers with a window; null: `tables` serve these too
   const int32_t* reach = nullptr;     // [count] a row sees the positions below it; null: those up to its own
   const float* features = nullptr;    // [count][feature_width] for `feed`, or null
   float* hidden = nullptr;            // [count][hidden_width] of the taps listened to, or null
@@ -182,8 +186,10 @@ class Program {
   void feed(int buffer, int64_t column);
 
   void run(const Rows& rows, int part);
-  void move(const int32_t* table, const int32_t* from, const int32_t* to, int count);
-  void copy_page(int from, int to);
+  // window_table: null as in Rows
+  void move(const int32_t* table, const int32_t* window_table, const int32_t* from, const int32_t* to, int count);
+  // Of the layers with a window, or of the others.
+  void copy_page(int from, int to, bool windowed);
 
   // Bytes of weights and cache entries that a one-row pass reads, and nanoseconds per op since the last call.
   size_t weight_bytes() const { return pass_bytes_; }
@@ -203,10 +209,10 @@ class Program {
   int row_count(bool wanted) const { return wanted ? rows_.wanted_count : rows_.count; }
   uint16_t* k_block(int layer, int page, int kv_head, int block) { return cache_block(layer, 0, page, kv_head, block); }
   uint16_t* v_block(int layer, int page, int kv_head, int block) { return cache_block(layer, 1, page, kv_head, block); }
-  // A page holds all layers, so that a short text touches little memory.
   uint16_t* cache_block(int layer, int which, int page, int kv_head, int block);
-  int page_of(int row, int slot) const {
-    return rows_.tables[rows_.sequences[row] * rows_.table_width + slot / shape_.page_size];
+  int page_of(int layer, int row, int slot) const {
+    const int32_t* tables = shelves_[static_cast<size_t>(layer)].windowed && rows_.window_tables ? rows_.window_tables : rows_.tables;
+    return tables[rows_.sequences[row] * rows_.table_width + slot / shape_.page_size];
   }
 
   const Kernels& kernels_;
@@ -226,7 +232,7 @@ class Program {
   void make_room(Acts& acts, int64_t width, bool wanted, int rows) const;
   void plan_tiles();
   void walk(int member, uint32_t pass);
-  void copy_slot(int page_from, int offset_from, int page_to, int offset_to);
+  void copy_slot(int layer, int page_from, int offset_from, int page_to, int offset_to);
 
   using Ops = std::vector<std::unique_ptr<Op>>;
 
@@ -238,7 +244,11 @@ class Program {
   int64_t hidden_width_ = 0, feature_width_ = 0;
   std::vector<Memory> arenas_;
   size_t arena_used_ = 0;
-  Memory cache_;
+  // Pages of all layers of one kind side by side, so that a short text touches little memory.
+  struct Cache { Memory memory; size_t page = 0; };  // values of a page
+  struct Shelf { uint16_t* data; size_t page; bool windowed; };  // a layer's part of page 0, values of a page
+  Cache caches_[2];  // of layers that see everything, of those with a window
+  std::vector<Shelf> shelves_;
   size_t pass_bytes_ = 0;
   int64_t vocabulary_ = 0, embedded_ = 0;
   bool timing_ = false;

@@ -134,9 +134,9 @@ std::vector<float> check(const std::string& isa, int threads, int type) {
   std::vector<float> sibling = model.pass(kPrompt - 2, 3, {kPrompt - 2, kPrompt - 1, kPrompt}, {-1, -1, 0});
   require(same(together, sibling), "a sibling differs: " + where);
   int32_t from = kPrompt, to = kPrompt - 1;
-  model.program.move(model.table.data(), &from, &to, 1);
+  model.program.move(model.table.data(), nullptr, &from, &to, 1);
   std::vector<float> next = model.pass(kPrompt, 1);
-  model.program.copy_page(model.table[0], 0);
+  model.program.copy_page(model.table[0], 0, false);
   model.table[0] = 0;
   require(same(next, model.pass(kPrompt, 1)), "a copied page differs: " + where);
   return next;

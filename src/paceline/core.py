@@ -6,7 +6,7 @@ Nothing here computes. Every other package may import this one; it imports only 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
@@ -399,6 +399,8 @@ class Rows:
         tables: [S, P] page ids of each sequence, as given by the KV cache.
         wanted: [W] row indices whose output is needed, ascending.
         logits: whether `Output.logits` is needed; otherwise only argmax is computed.
+        window_tables: [S, P] page ids for layers with a window, of those pages that a row still sees; None
+            where no layer has one, or where `tables` serve all layers.
     """
 
     tokens: Ids
@@ -409,6 +411,24 @@ class Rows:
     tables: Ids
     wanted: Ids
     logits: bool
+    window_tables: Ids | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPages:
+    """The pages of layers that see a sliding window; the others have pages of their own.
+
+    Attributes:
+        size: positions that a row sees in these layers, its own included.
+        pages: how many there are, numbered from 0.
+        rows: most rows of a pass.
+        copy_page: copies one, from source to target.
+    """
+
+    size: int
+    pages: int
+    rows: int
+    copy_page: Callable[[int, int], None]
 
 
 @dataclass(slots=True)
@@ -436,6 +456,11 @@ class Target(Protocol):
     page_size: int
     pages: int
 
+    @property
+    def window(self) -> WindowPages | None:
+        """None if every layer sees everything, or keeps it all the same."""
+        ...
+
     def forward(self, rows: Rows) -> Output:
         """Run one pass; writes the rows' KV to their slots. Row values never depend on other rows."""
         ...
@@ -444,7 +469,13 @@ class Target(Protocol):
         """Have every pass return what enters these layers, in `Output.hidden`."""
         ...
 
-    def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def move(
+        self,
+        table: Ids,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        window_table: Ids | None = None,
+    ) -> None:
         """Copy KV from slot to slot of one sequence (compaction of an accepted tree path).
 
         Copies happen in order; sources[i] >= targets[i] and both ascend.

@@ -65,6 +65,12 @@ def check_cache(drafter: ModelDrafter) -> None:
         size = model.page_size
         places = sequence.table[slots // size].astype(np.intp) * size + slots % size
         assert (model._store[places] == mix(held, slots)).all()
+        if sequence.window_table is not None:
+            # A prompt may be written over from its front; no draft reaches back so far.
+            base = max(len(sequence), len(held) - model.max_rows // 2)
+            seen = slots[max(0, base + 1 - model.sight) :]
+            places = sequence.window_table[seen // size].astype(np.intp) * size + seen % size
+            assert (model._near[places] == mix(held[seen], seen)).all()
 
 
 class Watched(FixedPlanner):
@@ -77,14 +83,36 @@ class Watched(FixedPlanner):
         return drafts
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "windowed": {"sight": 9, "everywhere": True},
+    "alternating": {"sight": 9},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@kinds
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_model_that_drafts_for_itself_is_always_right(temperature: float) -> None:
-    drafter = draft_model(RULE)
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=200, ignore_eos=True)
-    done = run(engine_for(RULE), PROMPT, params, Watched(drafter, 4))
-    same(run(engine_for(RULE), PROMPT, params), done)
+def test_x21_a_model_that_drafts_for_itself_is_always_right(temperature: float, kind: str) -> None:
+    drafter = draft_model(RULE, **KINDS[kind])
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=500, ignore_eos=True)
+    stub = {"context_limit": 600, **KINDS[kind]}
+    done = run(engine_for(RULE, **stub), PROMPT, params, Watched(drafter, 4))
+    same(run(engine_for(RULE, **stub), PROMPT, params), done)
     assert done.speculation.acceptance_rate == 1.0
-    assert done.speculation.passes == 40  # 199 tokens, 5 at a time
+    assert done.speculation.accepted_per_position == [100, 100, 100, 99]
+    assert done.speculation.passes == 100  # 499 tokens, 5 at a time
+
+
+@kinds
+def test_x22_a_model_that_is_always_wrong_harms_nobody(kind: str) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    engine = engine_for(RULE, **KINDS[kind])
+    wrong = Reordered(RULE, [*range(1, VOCAB_SIZE), 0])
+    drafter = draft_model(wrong, **KINDS[kind])
+    done = run(engine, PROMPT, params, Watched(drafter, 8))
+    same(run(engine_for(RULE, **KINDS[kind]), PROMPT, params), done)
+    assert engine.target.passes <= 200  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +191,8 @@ def test_random_batches_equal_plain_decoding(name: str, seed: int) -> None:
     for _ in range(8):
         drafter = drafter_for(
             name,
+            **rng.choice(list(KINDS.values())),
+            max_rows=32,
             page_size=rng.choice([2, 4]),
             pages=rng.choice([14, 30, 60]),
             context_limit=rng.choice([24, 40, 90]),
@@ -213,17 +243,18 @@ def test_ids_that_one_side_lacks_are_never_drafted() -> None:
         assert len(drafted) > 50
 
 
-def test_the_first_guess_is_what_a_fresh_model_would_say() -> None:
+@kinds
+def test_the_first_guess_is_what_a_fresh_model_would_say(kind: str) -> None:
     """Whatever was drafted, kept, forgotten and evicted before: the cache changes nothing."""
     rng = random.Random(1)
-    drafter = draft_model(NEAR, page_size=4, pages=24)
+    drafter = draft_model(NEAR, page_size=4, pages=24, **KINDS[kind])
     contexts = [Context(i, random_prompt(rng), 1) for i in range(4)]
     for _ in range(120):
         context = rng.choice(contexts)
         draft = drafter.propose(context, rng.randint(1, 5))
         check_cache(drafter)
         if len(draft):
-            assert draft.tokens.tolist() == greedy(NEAR, context.tokens, len(draft))
+            assert draft.tokens.tolist() == greedy(NEAR, context.tokens, len(draft), **KINDS[kind])
         kept = rng.randint(0, len(draft))
         context.tokens += [*draft.tokens[:kept].tolist(), rng.randrange(VOCAB_SIZE)]
         if rng.random() < 0.8:
@@ -259,10 +290,20 @@ def test_after_a_pause_it_catches_up_in_one_pass() -> None:
     assert model.row_counts[before:] == [9 - 1]  # one of the nine was drafted and computed
 
 
-def test_a_prompt_longer_than_a_pass_is_read_in_parts() -> None:
-    drafter = draft_model(RULE, max_rows=7)
-    context = Context(1, PROMPT * 6, 30)
-    assert drafter.propose(context, 3).tokens.tolist() == greedy(RULE, PROMPT * 6, 3)
+@kinds
+def test_a_prompt_longer_than_a_pass_is_read_in_parts(kind: str) -> None:
+    """However long, it takes window pages for what a pass sees."""
+    drafter = draft_model(RULE, max_rows=7, page_size=4, pages=60, **KINDS[kind])
+    prompt = [(i * i + 5) % VOCAB_SIZE for i in range(200)]
+    context = Context(1, list(prompt), 200)
+    for length in (3, 1, 2):
+        expected = greedy(RULE, context.tokens, length, **KINDS[kind])
+        assert drafter.propose(context, length).tokens.tolist() == expected
+        context.tokens += [*expected, 7]
+        check_cache(drafter)
+    model = drafter.model
+    assert isinstance(model, StubTarget)
+    assert len(model.touched) <= (-(-(8 + 7) // 4) + 3 if kind != "full" else 0)
 
 
 def test_drafting_stops_at_the_models_own_context_limit() -> None:

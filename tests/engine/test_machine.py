@@ -41,7 +41,18 @@ PATTERN = Pattern([range(97, 123), [32], [44, 45]], 14, EOS, VOCAB_SIZE)
 CONTEXT = 80
 
 
+class Kind(NamedTuple):
+    """A target's layers: with a window or without, or both."""
+
+    sight: int = 0
+    everywhere: bool = False
+
+
+KINDS = [Kind(), Kind(6), Kind(6, True), Kind(1, True), Kind(17)]
+
+
 class Ask(NamedTuple):
+    kind: Kind
     prompt: int
     params: int
     constrained: bool
@@ -63,7 +74,7 @@ def add(engine: Engine, ask: Ask, planner: FixedPlanner, leader: Request | None 
 
 @functools.cache
 def alone(ask: Ask) -> Completion:
-    engine = Engine(StubTarget(RULE), TOKENIZER, context_limit=CONTEXT)
+    engine = Engine(StubTarget(RULE, **ask.kind._asdict()), TOKENIZER, context_limit=CONTEXT)
     return finish(engine, add(engine, ask, FixedPlanner()))[0]
 
 
@@ -73,9 +84,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_rows=st.sampled_from([3, 6, 20, 64]),
         max_num_seqs=st.integers(1, 6),
         bounded=st.booleans(),
+        kind=st.sampled_from(KINDS),
+        scarce=st.booleans(),
     )
-    def start(self, pages: tuple[int, int], max_rows: int, max_num_seqs: int, bounded: bool) -> None:
-        self.target = StubTarget(RULE, pages=pages[0], page_size=pages[1])
+    def start(
+        self,
+        pages: tuple[int, int],
+        max_rows: int,
+        max_num_seqs: int,
+        bounded: bool,
+        kind: Kind,
+        scarce: bool,
+    ) -> None:
+        self.kind = kind
+        # The fewest window pages that one text gets on with.
+        least = -(-kind.sight // pages[1]) + 2
+        self.target = StubTarget(
+            RULE,
+            pages=pages[0],
+            page_size=pages[1],
+            window_pages=least if scarce else None,
+            **kind._asdict(),
+        )
         self.engine = Engine(
             self.target,
             TOKENIZER,
@@ -98,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def admit(self, prompt: int, params: int, constrained: bool, n: int, length: int) -> None:
         leader: Request | None = None
         for index in range(n):
-            ask = Ask(prompt, params, constrained, index)
+            ask = Ask(self.kind, prompt, params, constrained, index)
             truth = following([*PROMPTS[prompt], *alone(ask).tokens])
             drafter = RandomTree(VOCAB_SIZE, index, next_token=truth, truth=0.7) if length else None
             request = add(self.engine, ask, FixedPlanner(drafter, length), leader)
@@ -156,7 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         orders = [request.order for request in scheduler.running]
         assert orders == sorted(orders)
         if not scheduler.running:
-            assert scheduler.cache.available == scheduler.cache.pages
+            assert scheduler.cache.used == 0.0
         for request in [request for request in self.live if request.over]:
             self.check(request, self.live.pop(request))
 
@@ -184,7 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert steps < 5_000, "somebody is stuck"
         self.nobody_is_lost_and_nothing_leaks()
         assert not self.live
-        assert self.engine.cache.available == self.engine.cache.pages
+        assert self.engine.cache.used == 0.0
 
 
 SchedulerMachine.TestCase.settings = settings(

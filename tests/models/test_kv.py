@@ -1,40 +1,88 @@
-"""The page ledger as a state machine, and the cases that a random walk might miss."""
+"""The page ledger as a state machine, and the cases that a random walk might miss.
+
+With a window there is a second memory, of which a sequence needs no more than its next row sees.
+"""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from paceline.core import WindowPages
 from paceline.models.kv import KVCache, KVSequence
 
 PAGE = 4
 PAGES = 12
+ROWS = 9
+"""Most rows of a pass."""
+
+WINDOWS = [1, 2, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 11, 1000]
 
 
 class Memory:
-    """Slots as the target has them: what was last written where."""
+    """Slots as the target has them: what was last written where.
 
-    def __init__(self, pages: int = PAGES) -> None:
+    Args:
+        window: positions that a row sees in the second memory; 0 for none.
+        window_pages: of the second memory; None means as many as the first one has.
+    """
+
+    def __init__(self, pages: int = PAGES, window: int = 0, window_pages: int | None = None) -> None:
         self.slots = [[-1] * PAGE for _ in range(pages)]
-        self.cache = KVCache(pages, PAGE, self.copy_page)
+        self.near = [[-1] * PAGE for _ in range(window_pages or pages)]
+        self.sight = window
+        self.touched: set[int] = set()
+        spec = WindowPages(window, len(self.near), ROWS, self.copy_near) if window else None
+        self.cache = KVCache(pages, PAGE, self.copy_page, spec)
 
     def copy_page(self, source: int, target: int) -> None:
         self.slots[target] = list(self.slots[source])
 
+    def copy_near(self, source: int, target: int) -> None:
+        self.near[target] = list(self.near[source])
+        self.touched.add(target)
+
     def write(self, sequence: KVSequence, slot: int, token: int) -> None:
         self.slots[int(sequence.table[slot // PAGE])][slot % PAGE] = token
+        if sequence.window_table is not None:
+            page = int(sequence.window_table[slot // PAGE])
+            self.near[page][slot % PAGE] = token
+            self.touched.add(page)
 
     def read(self, sequence: KVSequence) -> list[int]:
         table = sequence.table.tolist()
         return [self.slots[table[i // PAGE]][i % PAGE] for i in range(len(sequence))]
 
+    def read_near(self, sequence: KVSequence, row: int | None = None) -> list[int]:
+        """What the row at this position sees of those before it; None means the next one."""
+        assert sequence.window_table is not None
+        table = sequence.window_table.tolist()
+        row = len(sequence) if row is None else row
+        return [self.near[table[i // PAGE]][i % PAGE] for i in range(max(0, row + 1 - self.sight), row)]
+
+    def fill(self, sequence: KVSequence, tokens: list[int]) -> None:
+        """Write rows behind the committed ones, pass by pass; each must find what it sees."""
+        text = [*sequence.tokens, *tokens]
+        for start in range(len(sequence), len(text), ROWS):
+            end = min(start + ROWS, len(text))
+            for slot in range(start, end):
+                self.write(sequence, slot, text[slot])
+            for row in range(start, end) if self.sight else ():
+                assert self.read_near(sequence, row) == text[max(0, row + 1 - self.sight) : row]
+
     def run(self, sequence: KVSequence, tokens: list[int]) -> None:
         assert self.cache.reserve(sequence, len(tokens))
-        for i, token in enumerate(tokens):
-            self.write(sequence, len(sequence) + i, token)
+        self.fill(sequence, tokens)
         self.cache.commit(sequence, tokens)
+
+    def held(self, sequence: KVSequence) -> int:
+        """Pages of the second memory that a sequence holds."""
+        assert sequence._near is not None
+        return sum(sequence._near.held)
 
     def prompt(self, tokens: list[int]) -> KVSequence:
         sequence = self.cache.open(tokens)
@@ -42,20 +90,19 @@ class Memory:
         return sequence
 
 
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=18)  # two tokens: prefixes collide all the time
+# Two tokens: prefixes collide all the time.
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=18)
+PROMPTS = st.one_of(TOKENS, st.builds(lambda n, t: [t] * n, st.integers(19, 44), st.integers(0, 1)))
 
 
-class LedgerMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = Memory()
+class Ledger:
+    """Sequences and the tokens that each must hold, over one memory."""
+
+    def __init__(self, window: int, window_pages: int | None = None) -> None:
+        self.memory = Memory(window=window, window_pages=window_pages)
         self.cache = self.memory.cache
         self.expected: dict[KVSequence, list[int]] = {}
 
-    def pick(self, data: st.DataObject) -> KVSequence:
-        return data.draw(st.sampled_from(list(self.expected)))
-
-    @rule(tokens=TOKENS)
     def admit(self, tokens: list[int]) -> None:
         sequence = self.cache.open(tokens)
         assert len(sequence) < len(tokens)
@@ -63,78 +110,152 @@ class LedgerMachine(RuleBasedStateMachine):
         self.expected[sequence] = tokens[: len(sequence)]
         self.step(sequence, tokens[len(sequence) :], [])
 
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), draft=TOKENS, kept=st.integers(0, 18))
-    def check_draft(self, data: st.DataObject, draft: list[int], kept: int) -> None:
-        """Write provisional rows, keep some, roll the rest back."""
-        self.step(self.pick(data), draft[:kept], draft[kept:])
-
-    def step(self, sequence: KVSequence, kept: list[int], rejected: list[int]) -> None:
+    def step(self, sequence: KVSequence, kept: list[int], rejected: list[int]) -> bool:
+        """Write provisional rows, keep some, roll the rest back. False if there is no room."""
         before = self.cache.available
         if not self.cache.reserve(sequence, len(kept) + len(rejected)):
             assert self.cache.available == before
-            return
-        for i, token in enumerate([*kept, *(token + 100 for token in rejected)]):
-            self.memory.write(sequence, len(sequence) + i, token)
+            return False
+        kept, rejected = [*kept, *rejected[:-ROWS]], rejected[-ROWS:]
+        self.memory.fill(sequence, [*kept, *(token + 100 for token in rejected)])
         self.cache.commit(sequence, kept)
         self.expected[sequence] += kept
+        return True
 
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), behind=TOKENS)
-    def extend(self, data: st.DataObject, behind: list[int]) -> None:
-        sequence = self.pick(data)
+    def extend(self, sequence: KVSequence, behind: list[int]) -> None:
         tokens, before = self.expected[sequence] + behind, len(sequence)
         self.cache.extend(sequence, tokens)
-        assert before <= len(sequence) < len(tokens)
+        assert before <= len(sequence) < max(len(tokens), before + 1)
         assert len(sequence) == before or len(sequence) % PAGE == 0
         self.expected[sequence] = tokens[: len(sequence)]
 
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), rows=st.integers(0, 9))
-    def reserve_and_roll_back(self, data: st.DataObject, rows: int) -> None:
-        sequence = self.pick(data)
-        if self.cache.reserve(sequence, rows):
-            assert self.cache.slack(sequence) >= rows
-        self.cache.rollback(sequence)
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), share=st.floats(0, 1))
-    def fork(self, data: st.DataObject, share: float) -> None:
-        sequence = self.pick(data)
-        length = round(share * len(sequence))
-        self.note_cut(self.cache.fork(sequence, length), sequence, length)
-
-    def note_cut(self, twin: KVSequence, sequence: KVSequence, length: int) -> None:
-        assert len(twin) in (length, length // PAGE * PAGE)
+    def fork(self, sequence: KVSequence, length: int) -> None:
+        twin = self.cache.fork(sequence, length)
+        assert len(twin) in (length, length // PAGE * PAGE) or self.memory.sight
+        assert len(twin) <= length
         self.expected[twin] = self.expected[sequence][: len(twin)]
 
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        sequence = self.pick(data)
+    def free(self, sequence: KVSequence) -> None:
         self.cache.free(sequence)
         del self.expected[sequence]
 
-    @rule()
+    def use_room(self, sequence: KVSequence, rows: int) -> None:
+        """What fits can be had, pass by pass."""
+        if self.cache.fits([(sequence, rows)], spare=1):
+            for start in range(0, rows, 2):
+                assert self.step(sequence, [start % 2] * min(2, rows - start), [])
+
     def evict_everything(self) -> None:
         """One greedy sequence takes all that can be taken, then gives it back."""
         hog = self.cache.open([7])
         assert self.cache.reserve(hog, self.cache.available * PAGE)
-        assert self.cache.available == 0
+        assert self.cache.available == 0 or self.memory.sight
         self.cache.free(hog)
 
-    @invariant()
-    def every_sequence_reads_its_own_tokens(self) -> None:
+    def check(self) -> None:
+        """Every page has one owner, and every sequence reads its own tokens."""
         self.cache.check_integrity()
         for sequence, tokens in self.expected.items():
             assert sequence.tokens == tokens
             assert self.memory.read(sequence) == tokens
+            if sight := self.memory.sight:
+                assert self.memory.read_near(sequence) == tokens[max(0, len(tokens) + 1 - sight) :]
+                reserved = len(sequence.table) - -(-len(tokens) // PAGE)
+                assert self.memory.held(sequence) <= (sight - 2) // PAGE + 2 + reserved
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    @initialize(window=st.sampled_from([0, *WINDOWS]), window_pages=st.integers(4, PAGES))
+    def start(self, window: int, window_pages: int) -> None:
+        self.ledger = Ledger(window, window_pages)
+
+    def pick(self, data: st.DataObject) -> KVSequence:
+        return data.draw(st.sampled_from(list(self.ledger.expected)))
+
+    @rule(tokens=PROMPTS)
+    def admit(self, tokens: list[int]) -> None:
+        self.ledger.admit(tokens)
+
+    @precondition(lambda self: self.ledger.expected)
+    @rule(data=st.data(), draft=TOKENS, kept=st.integers(0, 18))
+    def check_draft(self, data: st.DataObject, draft: list[int], kept: int) -> None:
+        self.ledger.step(self.pick(data), draft[:kept], draft[kept:])
+
+    @precondition(lambda self: self.ledger.expected)
+    @rule(data=st.data(), behind=TOKENS)
+    def extend(self, data: st.DataObject, behind: list[int]) -> None:
+        self.ledger.extend(self.pick(data), behind)
+
+    @precondition(lambda self: self.ledger.expected)
+    @rule(data=st.data(), rows=st.integers(0, 40), loose=st.integers(0, 9), roll_back=st.booleans())
+    def reserve_and_use_it_or_not(self, data: st.DataObject, rows: int, loose: int, roll_back: bool) -> None:
+        sequence = self.pick(data)
+        if self.ledger.cache.reserve(sequence, rows, loose):
+            assert self.ledger.cache.slack(sequence) >= rows
+        if roll_back or rows > ROWS:  # more are not given up later
+            self.ledger.cache.rollback(sequence)
+
+    @precondition(lambda self: self.ledger.expected)
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def fork(self, data: st.DataObject, share: float) -> None:
+        sequence = self.pick(data)
+        self.ledger.fork(sequence, round(share * len(sequence)))
+
+    @precondition(lambda self: self.ledger.expected)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        self.ledger.free(self.pick(data))
+
+    @rule()
+    def evict_everything(self) -> None:
+        self.ledger.evict_everything()
+
+    @precondition(lambda self: self.ledger.expected)
+    @rule(data=st.data(), rows=st.integers(0, 30))
+    def use_room(self, data: st.DataObject, rows: int) -> None:
+        self.ledger.use_room(self.pick(data), rows)
+
+    @invariant()
+    def every_sequence_reads_its_own_tokens(self) -> None:
+        self.ledger.check()
 
 
 LedgerMachine.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLedger = LedgerMachine.TestCase
+
+
+@pytest.mark.parametrize("window", [0, *WINDOWS])
+def test_a_walk_among_texts_that_are_nearly_the_same(window: int) -> None:
+    """Of one token with another now and then: nearly every page is shared, taken over or parted from."""
+    rng = random.Random(window)
+
+    def some(most: int) -> list[int]:
+        return [int(rng.random() < 0.03) for _ in range(rng.randint(1, most))]
+
+    for _ in range(6):
+        ledger = Ledger(window, rng.randint(4, PAGES))
+        for _ in range(250):
+            sequences = list(ledger.expected)
+            turn = rng.random() if sequences else 0.0
+            if turn < 0.2:
+                ledger.admit(some(40))
+                continue
+            sequence = rng.choice(sequences)
+            if turn < 0.5:
+                ledger.step(sequence, some(6), some(12))
+            elif turn < 0.65:
+                ledger.extend(sequence, some(20))
+            elif turn < 0.75:
+                ledger.fork(sequence, rng.randint(0, len(sequence)))
+            elif turn < 0.8:
+                ledger.use_room(sequence, rng.randint(0, 30))
+            elif turn < 0.98:
+                ledger.free(sequence)
+            else:
+                ledger.evict_everything()
+            ledger.check()
 
 
 def test_finished_prompt_is_reused_but_for_its_last_token() -> None:
@@ -246,3 +367,110 @@ def test_ten_thousand_turns_keep_the_ledger_bounded() -> None:
     memory.cache.check_integrity()
     assert memory.cache.available == PAGES
     assert len(memory.cache._idle) <= PAGES
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_long_text_takes_window_pages_for_what_is_seen(window: int) -> None:
+    memory = Memory(pages=100, window=window)
+    sequence = memory.prompt([i % 2 for i in range(40)])
+    for turn in range(100):
+        memory.run(sequence, [turn % 2] * (1 + turn % 3))
+        assert memory.held(sequence) <= (window - 2) // PAGE + 2
+    memory.cache.check_integrity()
+    most = -(-(window - 1 + ROWS) // PAGE) + 2
+    assert len(memory.touched) <= most
+    assert memory.cache.used == pytest.approx(len(sequence.table) / 100)
+
+
+def test_a_text_goes_on_behind_what_its_window_still_sees() -> None:
+    memory = Memory(pages=40, window=6, window_pages=6)
+    prompt = list(range(30))
+    memory.cache.free(memory.prompt(prompt))
+    again = memory.cache.open([*prompt, 1, 2])
+    assert len(again) == 30
+    memory.cache.free(again)
+    assert len(memory.cache.open([*prompt[:29], 7, 8])) == 29
+    # Its first pages were written over: what begins like it must be computed.
+    assert len(memory.cache.open([*prompt[:10], 1, 2])) == 0
+    memory.cache.check_integrity()
+
+
+def test_what_a_text_left_behind_is_read_until_it_is_needed() -> None:
+    memory = Memory(pages=40, window=6)
+    text = list(range(60))
+    first = memory.prompt(text[:40])  # its passes have written more pages than are seen now
+    for token in text[40:52]:
+        memory.run(first, [token])
+    again = memory.cache.open([*text[:44], 99])
+    assert len(again) == 44
+    memory.cache.free(again)
+    assert len(memory.cache.open([*text[:20], 99])) == 0
+    memory.cache.check_integrity()
+
+
+def test_what_texts_left_behind_goes_before_what_finished_ones_ended_with() -> None:
+    memory = Memory(pages=60, window=6, window_pages=9)
+    done, growing = list(range(100, 112)), list(range(60))
+    memory.cache.free(memory.prompt(done))
+    text = memory.prompt(growing[:9])
+    for token in growing[9:]:
+        memory.run(text, [token])
+    assert len(memory.cache.open([*done, 1])) == 12
+    memory.cache.check_integrity()
+
+
+def test_where_texts_part_their_windows_stay() -> None:
+    """A front that many share, such as a system prompt, is computed twice and never again."""
+    memory = Memory(pages=400, window=6, window_pages=12)
+    front = list(range(4 * PAGE))
+    lengths = []
+    for turn in range(5):
+        text = memory.cache.open([*front, 100 + turn])
+        lengths.append(len(text))
+        for token in [*front[len(text) :], *([100 + turn] * 30)]:
+            memory.run(text, [token])
+        memory.cache.free(text)
+    assert lengths == [0, 0, 16, 16, 16]
+    memory.cache.check_integrity()
+
+
+def test_a_text_that_goes_on_keeps_no_more_than_its_end() -> None:
+    """Turns of one conversation part from nothing."""
+    memory = Memory(pages=400, window=6)
+    text = [i % 7 for i in range(9)]
+    for turn in range(30):
+        one = memory.cache.open([*text, turn])
+        assert len(one) == (len(text) if turn else 0)
+        fresh = [*text[len(one) :], turn, *(i % 5 for i in range(8))]
+        memory.run(one, fresh)
+        text = list(one.tokens)
+        memory.cache.free(one)
+    assert len(memory.touched) <= -(-(6 - 1 + ROWS) // PAGE) + 2
+    memory.cache.check_integrity()
+
+
+def test_a_reservation_of_any_length_takes_the_window_pages_of_a_pass() -> None:
+    memory = Memory(pages=60, window=6)
+    for front in ([], [1, 2, 3], [1] * 9):
+        memory.cache.clear()
+        memory.touched.clear()
+        sequence = memory.prompt(front) if front else memory.cache.open([0])
+        assert memory.cache.reserve(sequence, 90, loose=3)
+        memory.cache.check_integrity()
+        assert memory.cache.reserve(sequence, 130, loose=9)  # it may grow before it is used
+        memory.cache.check_integrity()
+        memory.fill(sequence, [i % 3 for i in range(130)])
+        memory.cache.commit(sequence, [i % 3 for i in range(130 - ROWS - 9)])
+        memory.cache.check_integrity()
+        text = [*front, *(i % 3 for i in range(130 - ROWS - 9))]
+        assert memory.read_near(sequence) == text[-5:]
+        assert len(memory.touched) <= -(-(6 - 1 + ROWS) // PAGE) + 5 + -(-len(front) // PAGE)
+
+
+def test_a_fork_behind_a_window_that_moved_on_is_shorter() -> None:
+    memory = Memory(pages=60, window=6, window_pages=8)
+    text = memory.prompt(list(range(60)))
+    twin = memory.cache.fork(text, 10)
+    assert len(twin) == 0
+    assert len(memory.cache.fork(text, 58)) == 58
+    memory.cache.check_integrity()

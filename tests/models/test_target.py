@@ -21,6 +21,7 @@ from paceline.errors import (
     UsageError,
 )
 from paceline.models import target as target_module
+from paceline.models.memory import memory_needs
 from paceline.models.target import NativeTarget, cgroup_room, physical_cores
 from paceline.native import instruction_sets, packed_bytes
 from paceline.weights.gguf import GGUFFile
@@ -68,7 +69,7 @@ def test_what_a_target_says_of_itself(tiny: Path) -> None:
     assert (target.page_size, target.max_rows) == (32, 512)
     assert target.pages * target.page_size >= 125
     assert target.isa == instruction_sets()[0]
-    assert target.cache_bytes_per_token == 2 * 2 * 16 * 2
+    assert target.cache.held(7) == 7 * 2 * 2 * 16 * 2
     matrices = [tensor for tensor in TINY.tensors().values() if len(tensor.shape) == 2]
     assert target.weight_bytes == sum(packed_bytes(0, *tensor.shape) for tensor in matrices)
     assert load(tiny).context_limit == 512
@@ -194,7 +195,7 @@ class TestMemory:
         path = replace(TINY, context=1_000_000).write(tmp_path / "long.gguf")
         file = GGUFFile.open(path)
         config = load(path, max_model_len=64).config
-        needs = target_module.memory_needs(file, config)
+        needs = memory_needs(file, config)
         program = (needs.weights + needs.workspace) * 1.15
         monkeypatch.setattr(target_module, "free_memory", lambda: int(program) + 5000 * 5 // 4 * 128 + 64)
         assert load(path).context_limit == 5000
@@ -208,7 +209,7 @@ class TestMemory:
         in_file = sum(info.nbytes for info in file.tensors.values())
         target = NativeTarget.load(file)
         assert target.weight_bytes > 1.9 * in_file
-        assert target_module.memory_needs(file, target.config).weights >= target.weight_bytes
+        assert memory_needs(file, target.config).weights >= target.weight_bytes
 
     def test_control_groups(self, tmp_path: Path) -> None:
         (tmp_path / "memory.max").write_text("1000000\n")

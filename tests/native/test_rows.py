@@ -314,12 +314,47 @@ def test_a_copied_page_is_the_same_page(load: Load, name: str) -> None:
     run_in_chunks(target, tokens, [70], [3, 1, 4])
     for source, copy in ((3, 10), (1, 11), (4, 12)):
         target.copy_page(source, copy)
+        if target.window is not None:
+            target.window.copy_page(source, copy)
     run_in_chunks(
         target, random_tokens(96, target.vocab_size, seed=1), [96], [3, 1, 4]
     )  # overwrite the originals
     after = run_in_chunks(target, [1, 2, 3], [1], [10, 11, 12], start=70)
     expected = run_in_chunks(plain, [*tokens, 1, 2, 3], [1], table_of(plain))[-3:]
     assert (after == expected).all()
+
+
+WINDOWED = {name: model for name, model in GEOMETRIES.items() if "attention.sliding_window" in model.scaling}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("chunk", [1, 7, 32, 200])
+def test_pages_behind_a_window_can_be_written_again(load: Load, truth: Truth, name: str, chunk: int) -> None:
+    tokens, expected = truth(name, 800)
+    target = load(name, threads=2)
+    assert target.window is not None
+    most = -(-(target.window.size - 1 + chunk) // 32) + 1
+    ring = (list(range(5, 5 + most)) * 25)[:25]
+    got = run_in_chunks(target, tokens, [chunk], list(range(40, 65)), windows=ring)
+    assert (got == expected).all()
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_path_of_a_tree_moves_in_both_kinds_of_pages(load: Load, name: str) -> None:
+    target, plain = load(name), load(name)
+    tokens = random_tokens(61, target.vocab_size, seed=3)
+    table, windows = [9, 2, 30, 4], [1, 7, 3, 0]
+    run_in_chunks(target, tokens, [61], table, windows=windows)
+    tree = Pass(target, [table], [windows])
+    root = tree.node(4, 61)
+    tree.node(5, 62, parent=root)
+    kept = [tree.node(6, 62, slot=63, parent=root)]
+    kept.append(tree.node(8, 63, slot=65, parent=kept[0]))
+    expected = run_in_chunks(plain, [*tokens, 4, 6, 8, 10], [1], table_of(plain))[-4:]
+    assert (tree.logits([root, *kept]) == expected[:3]).all()
+    target.move(np.asarray(table, np.int32), [63, 65], [62, 63], np.asarray(windows, np.int32))
+    after = run_in_chunks(target, [10], [1], table, start=64, windows=windows)
+    assert (after == expected[3:]).all()
 
 
 def test_what_lay_in_the_cache_before_does_not_matter(load: Load) -> None:
@@ -379,3 +414,19 @@ def test_moves_and_copies_outside_the_cache_are_refused(load: Load) -> None:
         target.move(np.asarray([0, 80], np.int32), [1], [0])
     with pytest.raises(ValueError, match="page out of range"):
         target.copy_page(0, 80)
+
+
+def test_window_pages_outside_the_cache_are_refused(load: Load) -> None:
+    target, plain = load("phi3"), load("one head")
+    assert target.window is not None
+    for window in (80, -1):
+        with pytest.raises(ValueError, match="window page id out of range"):
+            run_in_chunks(target, [1, 2], [2], [0, 1], windows=[window, 0])
+        with pytest.raises(ValueError, match="window page id out of range"):
+            target.move(np.asarray([0, 1], np.int32), [1], [0], np.asarray([0, window], np.int32))
+        with pytest.raises(ValueError, match="page out of range"):
+            target.window.copy_page(window, 0)
+    with pytest.raises(ValueError, match="another shape"):
+        run_in_chunks(target, [1, 2], [2], [0, 1], windows=[0])
+    with pytest.raises(ValueError, match="window page id out of range"):
+        run_in_chunks(plain, [1, 2], [2], [0, 1], windows=[0, 0])

@@ -89,6 +89,7 @@ class TimedTarget:
     """Takes as long as its table says, on a clock of its own."""
 
     vocab_size, context_limit, max_rows, page_size, pages = 10, 4096, 32, 16, 4
+    window = None
 
     def __init__(self, seconds_per_row: float = 0.0) -> None:
         self.now = 0.0
@@ -108,7 +109,9 @@ class TimedTarget:
         self.now += slow * (0.001 + self.seconds_per_row * n)
         return Output(np.zeros(n, np.int32), None)
 
-    def move(self, table: Ids, sources: list[int], targets: list[int]) -> None:
+    def move(
+        self, table: Ids, sources: list[int], targets: list[int], window_table: Ids | None = None
+    ) -> None:
         raise AssertionError("measuring moves nothing")
 
     def copy_page(self, source: int, target: int) -> None:

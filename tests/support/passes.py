@@ -16,14 +16,18 @@ class Pass:
 
     Args:
         tables: page ids of each sequence.
+        windows: page ids for layers with a window; None means the same, so that nothing is given back.
     """
 
-    def __init__(self, target: Target, tables: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        tables: Sequence[Sequence[int]],
+        windows: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self._target = target
-        widest = max(len(table) for table in tables)
-        self._tables = np.zeros((len(tables), widest), np.int32)
-        for i, table in enumerate(tables):
-            self._tables[i, : len(table)] = table
+        self._tables = _padded(tables)
+        self._windows = None if windows is None else _padded(windows)
         self._rows: list[tuple[int, int, int, int, int]] = []
 
     def __len__(self) -> int:
@@ -44,8 +48,9 @@ class Pass:
         columns: NDArray[Any] = np.asarray(self._rows, np.int32).T.copy()
         tokens, positions, slots, parents, sequences = columns
         chosen = np.arange(len(self._rows)) if wanted is None else np.asarray(wanted)
+        wanted_rows: Ids = chosen.astype(np.int32)
         return Rows(
-            tokens, positions, slots, parents, sequences, self._tables, chosen.astype(np.int32), logits
+            tokens, positions, slots, parents, sequences, self._tables, wanted_rows, logits, self._windows
         )
 
     def run(self, wanted: Sequence[int] | None = None, *, logits: bool = True) -> Output:
@@ -60,20 +65,33 @@ class Pass:
         return logits
 
 
+def _padded(tables: Sequence[Sequence[int]]) -> Ids:
+    padded = np.zeros((len(tables), max(len(table) for table in tables)), np.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded
+
+
 def table_of(target: Target, *, first: int = 0, count: int | None = None) -> list[int]:
     """Consecutive pages for one sequence; None means all pages from `first` on."""
     return list(range(first, target.pages if count is None else first + count))
 
 
 def run_in_chunks(
-    target: Target, tokens: Sequence[int], chunks: Sequence[int], table: Sequence[int], *, start: int = 0
+    target: Target,
+    tokens: Sequence[int],
+    chunks: Sequence[int],
+    table: Sequence[int],
+    *,
+    start: int = 0,
+    windows: Sequence[int] | None = None,
 ) -> Floats:
     """Logits [n, vocab] of all tokens, run in passes of these sizes (the last repeats)."""
     parts: list[Floats] = []
     at, turn = 0, 0
     while at < len(tokens):
         size = chunks[min(turn, len(chunks) - 1)]
-        one = Pass(target, [table])
+        one = Pass(target, [table], None if windows is None else [windows])
         one.chain(tokens[at : at + size], start + at)
         parts.append(one.logits())
         at, turn = at + size, turn + 1

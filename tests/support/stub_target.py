@@ -3,6 +3,9 @@
 Every slot stores one number, mixed from the token and the position written there. A row's history is the
 sum over the slots it may see, looked up through tables, slots and parents exactly as `core.Rows` says.
 A wrong slot, a stale row, a missed move or a bad page copy changes that sum, and with it the text.
+
+With a window there is a second store, in which a row sees its last positions only; with one in all layers
+the first store does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core import ROOT, Floats, Ids, Output, Rows
+from paceline.core import ROOT, Floats, Ids, Output, Rows, WindowPages
 
 Hashes = NDArray[np.uint64]
 
@@ -109,6 +112,9 @@ class StubTarget:
     """Implements `core.Target` over a `Rule`; refuses rows that break the contract.
 
     Attributes:
+        sight: positions that a row sees through its window; 0 for none.
+        everywhere: whether all layers have a window.
+        window_pages: pages of the layers that have; None means as many as there are of the others.
         fail: raised by the next pass, once, before anything is written.
         row_counts: rows of every pass so far.
     """
@@ -118,6 +124,9 @@ class StubTarget:
     max_rows: int = 64
     page_size: int = 8
     pages: int = 128
+    sight: int = 0
+    everywhere: bool = False
+    window_pages: int | None = None
     fail: BaseException | None = None
     row_counts: list[int] = field(default_factory=list)
     heard: tuple[int, ...] = ()
@@ -126,6 +135,10 @@ class StubTarget:
         self.vocab_size = self.rule.vocab_size
         garbage = np.random.default_rng(99).integers(1, 2**62, self.pages * self.page_size)
         self._store: Hashes = garbage.astype(np.uint64)
+        pages = self.window_pages or self.pages
+        self._near: Hashes = np.resize(self._store[::-1], pages * self.page_size).copy()
+        self.window = WindowPages(self.sight, pages, self.max_rows, self._copy_near) if self.sight else None
+        self.touched: set[int] = set()  # pages of the second store that were written
 
     @property
     def passes(self) -> int:
@@ -141,6 +154,8 @@ class StubTarget:
         histories = np.empty(len(rows.tokens), np.uint64)
         for sequence in np.unique(rows.sequences).tolist():
             self._read(rows, sequence, histories)
+        if self.sight:
+            histories = self._near_histories(rows, histories)
         wanted = rows.wanted
         logits = self.rule.logits(histories[wanted], rows.tokens[wanted], rows.positions[wanted])
         argmax = logits.argmax(axis=1).astype(np.int32)
@@ -152,17 +167,41 @@ class StubTarget:
     def listen(self, layers: Sequence[int]) -> None:
         self.heard = tuple(layers)
 
-    def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def _near_histories(self, rows: Rows, histories: Hashes) -> Hashes:
+        """What the rows see through their windows, together with what they see without."""
+        tables = rows.tables if rows.window_tables is None else rows.window_tables
+        places = self._places(tables, rows.sequences, rows.slots)
+        self._near[places] = mix(rows.tokens, rows.positions)
+        self.touched |= set((places // self.page_size).tolist())
+        near = np.empty_like(histories)
+        for row, position in enumerate(rows.positions.tolist()):
+            slots = seen_slots(rows, row)[max(0, position + 1 - self.sight) :]
+            sequence = np.full(len(slots), rows.sequences[row])
+            near[row] = self._near[self._places(tables, sequence, slots)].sum()
+        return near if self.everywhere else histories + np.uint64(3) * near
+
+    def move(
+        self, table: Ids, sources: Sequence[int], targets: Sequence[int], window_table: Ids | None = None
+    ) -> None:
         assert list(sources) == sorted(set(sources))
         assert list(targets) == sorted(set(targets))
         assert all(s >= t for s, t in zip(sources, targets, strict=True))
         for source, target in zip(sources, targets, strict=True):
             self._store[self._place(table, target)] = self._store[self._place(table, source)]
+            if self.sight:
+                near = table if window_table is None else window_table
+                self._near[self._place(near, target)] = self._near[self._place(near, source)]
 
     def copy_page(self, source: int, target: int) -> None:
         assert source != target
         size = self.page_size
         self._store[target * size : (target + 1) * size] = self._store[source * size : (source + 1) * size]
+
+    def _copy_near(self, source: int, target: int) -> None:
+        assert source != target
+        size = self.page_size
+        self._near[target * size : (target + 1) * size] = self._near[source * size : (source + 1) * size]
+        self.touched.add(target)
 
     def _place(self, table: Ids, slot: int) -> int:
         return int(table[slot // self.page_size]) * self.page_size + slot % self.page_size
@@ -200,8 +239,10 @@ class StubTarget:
         assert rows.positions.max() < self.context_limit
         assert rows.slots.max() < self.context_limit
         assert (np.diff(rows.wanted) > 0).all()
-        places = self._places(rows.tables, rows.sequences, rows.slots)
-        assert len(np.unique(places)) == count, "two rows write one slot"
+        for tables in (rows.tables, rows.tables if rows.window_tables is None else rows.window_tables):
+            assert tables.shape == rows.tables.shape
+            places = self._places(tables, rows.sequences, rows.slots)
+            assert len(np.unique(places)) == count, "two rows write one slot"
         for row, parent in enumerate(rows.parents.tolist()):
             if parent == ROOT:
                 assert rows.slots[row] == rows.positions[row]
@@ -211,12 +252,28 @@ class StubTarget:
                 assert rows.positions[row] == rows.positions[parent] + 1
 
 
-def greedy(rule: Rule, prompt: Sequence[int], count: int) -> list[int]:
+def seen_slots(rows: Rows, row: int) -> Ids:
+    """Where what a row sees lies, by position."""
+    behind: list[int] = []
+    while (parent := int(rows.parents[row])) != ROOT:
+        behind.insert(0, int(rows.slots[row]))
+        row = parent
+    line: Ids = np.arange(int(rows.positions[row]) + 1, dtype=np.int32)
+    return np.concatenate([line, np.asarray(behind, np.int32)]) if behind else line
+
+
+def greedy(
+    rule: Rule, prompt: Sequence[int], count: int, *, sight: int = 0, everywhere: bool = False
+) -> list[int]:
     """Plain greedy decoding straight from the rule, without any engine: an independent oracle."""
     tokens = list(prompt)
     for _ in range(count):
         array = np.asarray(tokens, np.int32)
-        history = mix(array, np.arange(len(array))).sum(keepdims=True, dtype=np.uint64)
+        stored = mix(array, np.arange(len(array)))
+        history = stored.sum(keepdims=True, dtype=np.uint64)
+        if sight:
+            near = stored[-sight:].sum(keepdims=True, dtype=np.uint64)
+            history = near if everywhere else history + np.uint64(3) * near
         logits = rule.logits(history, array[-1:], np.asarray([len(array) - 1], np.int32))
         tokens.append(int(logits[0].argmax()))
     return tokens[len(prompt) :]

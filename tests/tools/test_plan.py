@@ -6,14 +6,15 @@ import pytest
 
 from paceline.cli.plan import _size
 from paceline.errors import UsageError
+from paceline.models.memory import CacheNeeds
 from paceline.models.target import NativeTarget
 from paceline.tools.plan import Model, plan
 from paceline.weights.gguf import GGUFFile
 from paceline.weights.quants import TensorType
 from support.tiny_models import TinyModel
 
-BIG = Model("big", weights=1000, workspace=100, cache_per_token=10, context_length=400, vocabulary=50)
-SMALL = Model("small", weights=200, workspace=20, cache_per_token=2, context_length=300, vocabulary=50)
+BIG = Model("big", weights=1000, workspace=100, cache=CacheNeeds(10), context_length=400, vocabulary=50)
+SMALL = Model("small", weights=200, workspace=20, cache=CacheNeeds(2), context_length=300, vocabulary=50)
 
 
 def test_everything_is_added_up():
@@ -66,7 +67,7 @@ def test_weights_are_counted_as_they_are_packed(tmp_path, kind):
             found = Model.of(file)
         # one row reads all weights; beside them lie the vectors of the norms
         assert 0 <= found.weights - target.weight_bytes <= 256 * 4 * (2 * model.layers + 1)
-        assert found.cache_per_token == target.cache_bytes_per_token
+        assert found.cache == target.cache
         assert found.vocabulary == 512
 
 

@@ -40,7 +40,7 @@ def command(
         found = profile(
             target,
             weight_bytes=target.weight_bytes,
-            kv_bytes_per_token=target.cache_bytes_per_token,
+            kv_bytes_per_token=target.cache.read(max(context, 1)) // max(context, 1),
             read_bandwidth=lambda: native.read_bandwidth(target.threads),
             context=context,
             budget_s=seconds,

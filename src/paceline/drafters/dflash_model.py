@@ -27,8 +27,9 @@ from paceline.drafters.head_program import Lender
 from paceline.drafters.suitability import Facts, check_block
 from paceline.errors import ModelFileError
 from paceline.models.decoder import Layers
+from paceline.models.memory import PAGE_SIZE
 from paceline.models.registry import architecture
-from paceline.models.target import PAGE_SIZE, Lent
+from paceline.models.target import Lent
 from paceline.models.tensors import Tensors
 from paceline.native import Program
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core import ROOT, Floats, Ids, Rows, Target
 from paceline.drafters.tenants import Tenants
-from paceline.models.kv import KVCache, KVSequence
+from paceline.models.kv import KVCache, KVSequence, tables
 
 
 class Track:
@@ -47,7 +47,7 @@ class DraftCache(Tenants[Track]):
     """
 
     def __init__(self, model: Target) -> None:
-        super().__init__(KVCache(model.pages, model.page_size, model.copy_page))
+        super().__init__(KVCache.of(model))
         self.model = model
         self._count: Ids = np.arange(max(model.context_limit, model.max_rows), dtype=np.int32)
         self._zeros: Ids = np.zeros(model.max_rows, np.int32)
@@ -91,7 +91,7 @@ class DraftCache(Tenants[Track]):
             track.tail.clear()
         # The last token's logits are wanted, so it is computed again if it is there.
         del track.tail[len(ids) - 1 - len(track.sequence) :]
-        return self.reserve(track, len(ids) + more - len(track.sequence), busy)
+        return self.reserve(track, len(ids) + more - len(track.sequence), busy, loose=more)
 
     def run(self, feeds: Sequence[tuple[Track, Sequence[int]]]) -> list[Floats]:
         """Compute tokens behind what is in place; room must have been made.
@@ -122,20 +122,25 @@ class DraftCache(Tenants[Track]):
         start, count = len(track), len(feed)
         assert track.sequence is not None, "a pass without room made for it"
         places = self._count[start : start + count]
+        pages, window_pages = tables([track.sequence])
         return Rows(
             tokens=np.array(feed, np.int32),
             positions=places,
             slots=places,
             parents=self._roots[:count],
             sequences=self._zeros[:count],
-            tables=track.sequence.table[None],
+            tables=pages,
             wanted=self._count[count - 1 : count],
             logits=True,
+            window_tables=window_pages,
         )
 
 
 def _rows(feeds: Sequence[tuple[Track, Sequence[int]]]) -> Rows:
     counts = [len(feed) for _, feed in feeds]
+    sequences = [track.sequence for track, _ in feeds if track.sequence is not None]
+    assert len(sequences) == len(feeds), "a pass without room made for it"
+    pages, window_pages = tables(sequences)
     ends = np.cumsum(counts, dtype=np.int32)
     places: Ids = np.concatenate(
         [np.arange(len(track), len(track) + len(feed), dtype=np.int32) for track, feed in feeds]
@@ -146,17 +151,8 @@ def _rows(feeds: Sequence[tuple[Track, Sequence[int]]]) -> Rows:
         slots=places.copy(),
         parents=np.full(len(places), ROOT, np.int32),
         sequences=np.repeat(np.arange(len(feeds), dtype=np.int32), counts),
-        tables=_tables([track for track, _ in feeds]),
+        tables=pages,
         wanted=ends - np.int32(1),
         logits=True,
+        window_tables=window_pages,
     )
-
-
-def _tables(tracks: Sequence[Track]) -> Ids:
-    """[S, P] page tables, shorter ones padded with page 0."""
-    tables = [track.sequence.table for track in tracks if track.sequence is not None]
-    assert len(tables) == len(tracks), "a pass without room made for it"
-    padded = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = table
-    return padded

@@ -19,8 +19,9 @@ from paceline.drafters.checkpoint import Checkpoint
 from paceline.errors import ResourceError
 from paceline.models.config import DecoderConfig
 from paceline.models.decoder import Layers
+from paceline.models.memory import PAGE_SIZE
 from paceline.models.registry import architecture
-from paceline.models.target import PAGE_SIZE, Lent
+from paceline.models.target import Lent
 from paceline.models.tensors import Tensors
 from paceline.native import Program
 

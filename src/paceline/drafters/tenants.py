@@ -32,7 +32,7 @@ class Tenants(Generic[T]):
         self.kv = kv
         self._holding: dict[T, None] = {}  # least recently used first
 
-    def reserve(self, track: T, rows: int, busy: Sequence[T]) -> bool:
+    def reserve(self, track: T, rows: int, busy: Sequence[T], *, loose: int = 0) -> bool:
         """Reserve slots behind a sequence, at the cost of those that are not `busy`.
 
         Returns:
@@ -41,7 +41,7 @@ class Tenants(Generic[T]):
         assert track.sequence is not None
         self._holding.pop(track, None)
         self._holding[track] = None
-        while not self.kv.reserve(track.sequence, rows):
+        while not self.kv.reserve(track.sequence, rows, loose):
             idle = next((t for t in self._holding if t is not track and t not in busy), None)
             self.release(track if idle is None else idle)
             if idle is None:

@@ -52,7 +52,7 @@ class Engine:
         self.tokenizer = tokenizer
         limits = [target.context_limit, target.pages * target.page_size]
         self.context_limit = min(limits if context_limit is None else [*limits, context_limit])
-        self.cache = KVCache(target.pages, target.page_size, target.copy_page)
+        self.cache = KVCache.of(target)
         self.counters = Counters()
         self.pass_time = pass_time
         max_rows = min(target.max_rows, max_num_batched_tokens or target.max_rows)

@@ -111,8 +111,9 @@ class Scheduler:
 
     def _start(self, request: Request) -> bool:
         sequence = self._open(request)
-        missing = self._uncovered(len(request.context.tokens) - len(sequence), sequence)
-        if self.running and missing + self._promised() > self.cache.available:
+        rows = [(sequence, len(request.context.tokens) - len(sequence)), *self._promised()]
+        # One page more for each that runs, to go on with.
+        if self.running and not self.cache.fits(rows, spare=len(self.running)):
             self.cache.free(sequence)
             return False
         request.sequence = sequence
@@ -131,16 +132,9 @@ class Scheduler:
             return self.cache.fork(there, len(tokens) - 1)
         return self.cache.open(tokens)
 
-    def _promised(self) -> int:
-        """Pages that the running requests need for their prompts, and one more for each to go on with."""
-        promised = len(self.running)
-        for request in self.running:
-            assert request.sequence is not None
-            promised += self._uncovered(request.pending, request.sequence)
-        return promised
-
-    def _uncovered(self, slots: int, sequence: KVSequence) -> int:
-        return max(0, -((self.cache.slack(sequence) - slots) // self.cache.page_size))
+    def _promised(self) -> list[tuple[KVSequence, int]]:
+        """Rows that the running requests need for their prompts."""
+        return [(one.sequence, one.pending) for one in self.running if one.sequence is not None]
 
     def _secure(self, request: Request) -> None:
         """Get one slot for the request, at the cost of younger ones; without any it goes back itself."""

@@ -167,7 +167,7 @@ class Service:
         return ServiceStats(
             running=running,
             waiting=max(0, len(self._live) - running),
-            kv_used=1.0 - cache.available / cache.pages,
+            kv_used=cache.used,
             prefix_queries=counters.prompt_tokens,
             prefix_hits=counters.cached_tokens,
             prompt_tokens=counters.prompt_tokens,

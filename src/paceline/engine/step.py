@@ -14,7 +14,7 @@ import numpy as np
 from paceline.core import ROOT, Draft, Floats, Ids, Outcome, Output, Rows, Target
 from paceline.engine.counters import Counters, record
 from paceline.engine.request import Request
-from paceline.models.kv import KVCache, KVSequence
+from paceline.models.kv import KVCache, KVSequence, tables
 from paceline.sampling.verify import walk
 
 
@@ -74,15 +74,17 @@ class RowBuilder:
                 self._wanted[output : output + work.outputs] = self._count[first : first + work.outputs]
                 output += work.outputs
             row += work.rows
+        pages, window_pages = tables([work.sequence for work in works])
         return Rows(
             self._tokens[:row],
             self._positions[:row],
             self._slots[:row],
             self._parents[:row],
             self._sequences[:row],
-            _tables(works),
+            pages,
             self._wanted[:output],
             any(work.wanted and work.request.sampler.needs_logits for work in works),
+            window_pages,
         )
 
     def _lay(self, work: Work, index: int, row: int) -> None:
@@ -119,17 +121,6 @@ class RowBuilder:
                 aside += 1
                 self._parents[at] = row + parent if parent != ROOT else row - 1
             self._slots[at] = work.slots[node]
-
-
-def _tables(works: Sequence[Work]) -> Ids:
-    """[S, P] page tables, shorter ones padded with page 0."""
-    if len(works) == 1:
-        return works[0].sequence.table[None]
-    tables = [work.sequence.table for work in works]
-    padded = np.zeros((len(works), max(map(len, tables))), np.int32)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = table
-    return padded
 
 
 class Share(NamedTuple):
@@ -193,7 +184,7 @@ def _compact(work: Work, path: Sequence[int], target: Target) -> None:
     moves = [(work.slots[node], start + i) for i, node in enumerate(path) if work.slots[node] != start + i]
     if moves:
         sources, targets = zip(*moves, strict=True)
-        target.move(work.sequence.table, sources, targets)
+        target.move(work.sequence.table, sources, targets, work.sequence.window_table)
 
 
 def shares(works: Sequence[Work], output: Output) -> list[Share]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from paceline.core import Floats, Ids, Output, Rows, is_whole
+from paceline.core import Floats, Ids, Output, Rows, WindowPages, is_whole
 from paceline.errors import ModelFileError, ResourceError, UsageError, suggest
 from paceline.models import decoder
 from paceline.models.config import DecoderConfig, blocks_of_heads
+from paceline.models.memory import MAX_ROWS, PAGE_SIZE, CacheNeeds, memory_needs
 from paceline.models.tensors import Tensors
-from paceline.native import Program, instruction_sets, packed_bytes
+from paceline.native import Program, instruction_sets
 from paceline.weights.source import Source
 
-PAGE_SIZE = 32
-MAX_ROWS = 512
 _SPARE = 1.15  # tokenizer, drafters and interpreter beside the program
 
 
@@ -46,6 +45,8 @@ class NativeTarget:
 
     Attributes:
         pages: cache pages there are; memory is only taken as they are first written.
+        window: the pages of layers with a sliding window, None if there are no such layers.
+        cache: bytes that it takes.
         weight_bytes: bytes of weights that a one-row pass reads.
         isa: the kernel set in use.
         heard: layers whose inputs every pass returns; see `listen`.
@@ -64,12 +65,15 @@ class NativeTarget:
         vocab_size: int,
         context_limit: int,
         pages: int,
+        window_pages: int,
     ) -> None:
         self._program = program
         self.config = config
         self.vocab_size = vocab_size
         self.context_limit = context_limit
         self.pages = pages
+        self.cache = CacheNeeds.of(config)
+        self.window = _window(program, self.cache.window, window_pages)
         self.threads: int = program.threads
         self.isa: str = program.isa
         self.weight_bytes: int = program.weight_bytes
@@ -112,14 +116,25 @@ class NativeTarget:
         config = DecoderConfig.from_metadata(metadata)
         vocab = _vocabulary(file)
         needs = memory_needs(file, config)
-        context = _context(config, max_model_len, needs.weights + needs.workspace)
+        context, left = _context(config, max_model_len, needs.weights + needs.workspace)
+        window_pages = _window_pages(pages, context, needs.cache, left)
         pages = _pages(pages, context)
-        program = _program(config, threads=_threads(threads), isa=_isa(isa), pages=pages)
+        program = _program(
+            config, threads=_threads(threads), isa=_isa(isa), pages=pages, window_pages=window_pages
+        )
         tensors = Tensors(file, program)
         head = decoder.record(program, tensors, config, vocab=vocab, context=context)
         lent = Lent(program, file, head, tensors.values("output_norm.weight", config.width), config)
         tensors.refuse_leftovers(besides=blocks_of_heads(metadata))
-        return cls(program, config, lent, vocab_size=vocab, context_limit=context, pages=pages)
+        return cls(
+            program,
+            config,
+            lent,
+            vocab_size=vocab,
+            context_limit=context,
+            pages=pages,
+            window_pages=window_pages,
+        )
 
     def listen(self, layers: Sequence[int]) -> None:
         """Have every pass return what enters these layers, in `Output.hidden`; () ends it.
@@ -160,6 +175,7 @@ class NativeTarget:
             argmax,
             logits,
             hidden,
+            window_tables=rows.window_tables,
         )
         if count and argmax.min() < 0:
             raise ModelFileError(
@@ -172,20 +188,19 @@ class NativeTarget:
             found.hidden = dict(zip(self.heard, parts, strict=True))
         return found
 
-    def move(self, table: Ids, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def move(
+        self,
+        table: Ids,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        window_table: Ids | None = None,
+    ) -> None:
         """Copy cache entries from slot to slot of one sequence, in order."""
-        self._program.move(
-            np.asarray(table, np.int32), np.asarray(sources, np.int32), np.asarray(targets, np.int32)
-        )
+        self._program.move(table, np.asarray(sources, np.int32), np.asarray(targets, np.int32), window_table)
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy a whole cache page."""
+        """Copy a whole cache page of the layers that see everything."""
         self._program.copy_page(source, target)
-
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """Bytes that one position takes in the cache, all layers together."""
-        return _cache_bytes(self.config)
 
     def _hidden_for(self, count: int) -> Floats:
         shape = (count, len(self.heard) * self.config.width)
@@ -208,7 +223,7 @@ def _vocabulary(file: Source) -> int:
     return info.shape[0]
 
 
-def _program(config: DecoderConfig, *, threads: int, isa: str, pages: int) -> Program:
+def _program(config: DecoderConfig, *, threads: int, isa: str, pages: int, window_pages: int) -> Program:
     try:
         return Program(
             threads=threads,
@@ -220,6 +235,8 @@ def _program(config: DecoderConfig, *, threads: int, isa: str, pages: int) -> Pr
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
+            windowed=[window > 0 for window in config.windows],
+            window_pages=window_pages,
         )
     except RuntimeError as error:
         raise ResourceError(f"{threads} threads cannot be started: {error}", "lower threads") from error
@@ -227,35 +244,6 @@ def _program(config: DecoderConfig, *, threads: int, isa: str, pages: int) -> Pr
         raise ResourceError(
             f"a cache of {pages * PAGE_SIZE} tokens cannot be had", "lower max_model_len"
         ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeeds:
-    """Bytes that a model takes: its weights as they are packed, what a full pass works in, one position."""
-
-    weights: int
-    workspace: int
-    cache_per_token: int
-
-
-def memory_needs(file: Source, config: DecoderConfig) -> MemoryNeeds:
-    """Tell from a header what a model takes. An embedding with a head of its own stays in the mapped file."""
-    weights = 0
-    for info in file.tensors.values():
-        if info.name == "token_embd.weight" and "output.weight" in file.tensors:
-            continue
-        *rows, cols = info.shape
-        matrix = rows and cols % 32 == 0
-        weights += packed_bytes(int(info.type), math.prod(rows), cols) if matrix else info.nbytes
-    inner, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    workspace = MAX_ROWS * 4 * (2 * config.width + 3 * inner + 2 * kv_width + config.hidden)
-    if config.experts is not None:
-        workspace += MAX_ROWS * config.experts.used * (6 * config.width + 2 * config.experts.hidden)
-    return MemoryNeeds(weights, workspace, _cache_bytes(config))
-
-
-def _cache_bytes(config: DecoderConfig) -> int:
-    return config.layers * 2 * config.kv_heads * config.head_dim * 2
 
 
 def _pages(wanted: int | None, context: int) -> int:
@@ -266,23 +254,40 @@ def _pages(wanted: int | None, context: int) -> int:
     return wanted
 
 
-def _context(config: DecoderConfig, wanted: int | None, program_bytes: int) -> int:
-    """Longest sequence: as asked, or as the model and the free memory allow."""
+def _window_pages(wanted: int | None, context: int, cache: CacheNeeds, left: int | None) -> int:
+    """Pages of layers with a window: as many as of the others, which many short texts can use, if memory
+    allows; else enough for one long text and a quarter more."""
+    pages = _pages(wanted, context)
+    if not cache.window or wanted is not None or left is None:
+        return pages if cache.window else 0
+    affordable = (left // PAGE_SIZE - pages * cache.per_token) // cache.window_per_token
+    return min(pages, max(affordable, _pages(None, cache.window_tokens)))
+
+
+def _window(program: Program, size: int, pages: int) -> WindowPages | None:
+    def copy_page(source: int, target: int) -> None:
+        program.copy_page(source, target, windowed=True)
+
+    return WindowPages(size, pages, MAX_ROWS, copy_page) if size else None
+
+
+def _context(config: DecoderConfig, wanted: int | None, program_bytes: int) -> tuple[int, int | None]:
+    """Longest sequence, as asked or as the model and the free memory allow; and bytes left for the cache."""
     if wanted is not None and not (is_whole(wanted) and 2 <= wanted <= config.context_length):
         raise UsageError(f"max_model_len is {wanted!r}", f"give a value from 2 to {config.context_length}")
     free = free_memory()
     if free is None:
-        return wanted or config.context_length
-    left = int(free - program_bytes * _SPARE)
-    fits = left * 4 // (5 * _cache_bytes(config))
+        return wanted or config.context_length, None
+    left, cache = int(free - program_bytes * _SPARE), CacheNeeds.of(config)
+    fits = bisect_right(range(1, config.context_length + 1), left, key=lambda n: cache.held(n * 5 // 4))
     least = wanted or min(config.context_length, 2 * PAGE_SIZE)
     if fits < least:
         raise ResourceError(
             f"the model needs {program_bytes * _SPARE / 2**20:.0f} MiB and {least} tokens of cache "
-            f"{least * _cache_bytes(config) * 1.25 / 2**20:.0f} MiB more; {free / 2**20:.0f} MiB are free",
+            f"{cache.held(least * 5 // 4) / 2**20:.0f} MiB more; {free / 2**20:.0f} MiB are free",
             "close other programs, lower max_model_len, or take a smaller quantisation",
         )
-    return wanted or min(config.context_length, fits)
+    return wanted or fits, left
 
 
 def free_memory() -> int | None:

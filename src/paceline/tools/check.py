@@ -70,7 +70,8 @@ def row_faults(target: Target, *, length: int = 40, seed: int = 0) -> Iterator[R
     alone = [_logits(target, [text], [1])[0] for text in texts]
     for group in [g for g in (*GROUPS, length) if 1 < g <= min(length, target.max_rows)]:
         yield from _differing(alone[:1], _logits(target, texts[:1], [group]), group)
-    fits = target.pages * target.page_size >= COMPANY * (length + target.page_size)
+    pages = target.pages if target.window is None else min(target.pages, target.window.pages)
+    fits = pages * target.page_size >= COMPANY * (length + target.page_size)
     for pace in PACES if fits else ():
         if sum(pace) <= target.max_rows:
             yield from _differing(alone, _logits(target, texts, pace), sum(pace))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.models.config import DecoderConfig
-from paceline.models.target import free_memory, memory_needs
+from paceline.models.memory import CacheNeeds, memory_needs
+from paceline.models.target import free_memory
 from paceline.weights.source import Source
 
 GPU_SHARE = 0.9
@@ -22,7 +24,7 @@ class Model:
     Attributes:
         weights: bytes of its weights as they lie in memory.
         workspace: bytes that a full pass works in.
-        cache_per_token: bytes of KV cache for one position.
+        cache: bytes of its KV cache.
         context_length: most positions it was made for.
         vocabulary: length of a row of logits.
     """
@@ -30,7 +32,7 @@ class Model:
     name: str
     weights: int
     workspace: int
-    cache_per_token: int
+    cache: CacheNeeds
     context_length: int
     vocabulary: int
 
@@ -52,7 +54,7 @@ class Model:
             name=file.path.name,
             weights=needs.weights if repacked else stored,
             workspace=needs.workspace,
-            cache_per_token=needs.cache_per_token,
+            cache=needs.cache,
             context_length=config.context_length,
             vocabulary=embedding.shape[0] if embedding else 0,
         )
@@ -121,11 +123,12 @@ def plan(
     for model in models:
         fixed.append(Part(f"weights of {model.name}", model.weights))
         fixed.append(Part(f"workspace of {model.name}", model.workspace))
-    per_token = sum(model.cache_per_token for model in models) * sequences
     left = available - sum(part.bytes for part in fixed)
-    largest = max(0, min(longest, left // per_token))
+    largest = bisect_right(
+        range(1, longest + 1), left, key=lambda n: sum(model.cache.held(n, sequences) for model in models)
+    )
     chosen = context or largest or min(longest, 1)
-    cache = [Part(f"KV cache of {m.name}", m.cache_per_token * sequences * chosen) for m in models]
+    cache = [Part(f"KV cache of {m.name}", m.cache.held(chosen, sequences)) for m in models]
     parts = (*fixed, *cache)
     total = sum(part.bytes for part in parts)
     advice = () if total <= available else _advice(models, total - available, largest, sequences)

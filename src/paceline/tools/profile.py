@@ -58,15 +58,19 @@ class Profile:
 def rows_at(target: Target, start: int, count: int, outputs: int) -> Rows:
     """A chain of `count` rows behind `start` tokens, the last `outputs` of them wanted."""
     places: Ids = np.arange(start, start + count, dtype=np.int32)
+    pages: Ids = np.arange(-(-(start + count) // target.page_size), dtype=np.int32)[None]
+    window = target.window
     return Rows(
         tokens=(places * 7 + 11) % np.int32(target.vocab_size),
         positions=places,
         slots=places.copy(),
         parents=np.full(count, ROOT, np.int32),
         sequences=np.zeros(count, np.int32),
-        tables=np.arange(-(-(start + count) // target.page_size), dtype=np.int32)[None],
+        tables=pages,
         wanted=np.arange(count - outputs, count, dtype=np.int32),
         logits=False,
+        # Pages that no row sees any more are written again.
+        window_tables=None if window is None else pages % np.int32(window.pages),
     )
 
 
