@@ -23,6 +23,7 @@ HEADS: dict[str, Any] = {
     "eagle3": tiny_heads.TinyHead(draft_vocab=0, vocab=VOCAB_SIZE),
     "mtp": tiny_mtp.TinyMtp(vocab=VOCAB_SIZE, layout="DeepSeek", own_head=True),
     "two MTP heads": tiny_mtp.TinyMtp(vocab=VOCAB_SIZE, layout="MiMo", heads_in_file=2),
+    "three MTP layers": tiny_mtp.TinyMtp(vocab=VOCAB_SIZE, heads_in_file=3),
     "dflash": block_heads.TinyHead(**BLOCKS),
     "dspark": block_heads.TinyHead(**BLOCKS, layout="deepspec", markov="vanilla", own=True),
 }

@@ -52,7 +52,8 @@ def _outputs(found: Checkpoint) -> list[str]:
     """Names of the matrices that make logits."""
     if found.kind != "mtp":
         return ["output.weight"]
-    return [f"blk.{number}.nextn.shared_head_head.weight" for number in range(found.layer_count())]
+    heads = 1 if found.layout == "Qwen" else found.layer_count()  # there they share all but their layers
+    return [f"blk.{number}.nextn.shared_head_head.weight" for number in range(heads)]
 
 
 def _lent(lender: Lender) -> Array:
