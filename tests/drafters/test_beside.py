@@ -98,8 +98,8 @@ def test_the_best_of_several_is_taken(model: Path, tmp_path: Path) -> None:
     other = dflash(tmp_path / "b-dflash.gguf")
     assert found_near(model) == [
         Found("dflash", block),
-        Found("dflash", other, "dflash is there too"),
-        Found("eagle3", eagle3, "dflash is there too"),
+        Found("dflash", other, rival="dflash"),
+        Found("eagle3", eagle3, rival="dflash"),
     ]
     spark = write_block_gguf(tmp_path / "z-dspark.gguf", SPARK, first=True)
     assert found_near(model)[0] == Found("dspark", spark)
@@ -178,6 +178,9 @@ def test_what_fails_to_load_is_left_alone_too(
     with load(model) as llm:
         assert llm.generate("abc", replace(ON, max_tokens=2)).speculation.drafters == FREE
     assert f"{path} is not used to draft" in caplog.text
+    EAGLE3.write(tmp_path / "eagle3")
+    with load(model) as llm:  # the next best stands in
+        assert llm.generate("abc", replace(ON, max_tokens=2)).speculation.drafters == ["eagle3", *FREE]
 
 
 def test_a_small_model_called_a_draft_drafts(model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ that is told without loading anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.drafters.checkpoint import look_into, open_checkpoint
@@ -31,24 +31,26 @@ class Found:
     Attributes:
         kind: of the drafter; "" where its files do not say.
         path: of its file or folder, the model's own path where the model ships it.
-        obstacle: why it is not used; "" if it can be.
+        obstacle: why it cannot be used; "" if it can.
+        rival: kind of the one that is used instead; "" for that one.
     """
 
     kind: str
     path: Path
     obstacle: str = ""
+    rival: str = ""
 
     def describe(self, model: Path) -> str:
         """A few words for people."""
-        if self.obstacle:
-            return f"{self.path.name} is not used: {self.obstacle}"
+        if self.obstacle or self.rival:
+            return f"{self.path.name} is not used: {self.obstacle or f'{self.rival} is there too'}"
         if self.path == model:
             return f"{self.kind}, in the model's own files"
         return f"{self.kind}, found in {self.path}"
 
 
 def find_drafters(file: Source) -> list[Found]:
-    """What could draft for a model, the one to use first and what cannot be used last.
+    """What could draft for a model: the one to use, those that could stand in, and what cannot be used.
 
     Of one kind, what lies beside the model comes before what is in it, since somebody put it there.
     """
@@ -61,9 +63,8 @@ def find_drafters(file: Source) -> list[Found]:
         found.append(_inspect(file.path, file, target))
     usable = [one for one in found if not one.obstacle]
     usable.sort(key=lambda one: (_ORDER.index(one.kind), one.path == file.path))
-    chosen = usable[:1]
-    chosen += [Found(one.kind, one.path, f"{chosen[0].kind} is there too") for one in usable[1:]]
-    return chosen + [one for one in found if one.obstacle]
+    spare = [replace(one, rival=usable[0].kind) for one in usable[1:]]
+    return [*usable[:1], *spare, *(one for one in found if one.obstacle)]
 
 
 def _inspect(path: Path, model: Source, target: Facts) -> Found:
@@ -77,6 +78,8 @@ def _inspect(path: Path, model: Source, target: Facts) -> Found:
         refuse_stranger(checkpoint, target)
     except PacelineError as error:
         return Found(kind, path, error.message)
+    except OSError as error:  # it vanished meanwhile
+        return Found(kind, path, error.strerror or str(error))
     return Found(kind, path)
 
 
