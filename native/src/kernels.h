@@ -51,8 +51,9 @@ struct Kernels {
   const char* name;
   int max_tile;
   // Adds `groups` groups of a block, from `at` on, to acc[r][16] for R interleaved rows; the first call of a block
-  // starts from zero, and after the last acc holds block . row r.
-  using TileFn = void (*)(const uint8_t* at, int groups, const ActTile&, float* acc, bool first, bool last);
+  // starts from zero, and after the last acc holds block . row r. What lies `ahead` bytes from the weights at hand is
+  // needed next, and asked for meanwhile.
+  using TileFn = void (*)(const uint8_t* at, int groups, const ActTile&, float* acc, bool first, bool last, ptrdiff_t ahead);
   TileFn (*tile_fn)(const Weight&, int rows);
   float (*rms_factor)(const float* x, int64_t n, float eps);  // 1 / root mean square
   // Quantises groups [first, first + groups) of each row x[r], times gamma and factor[r] unless gamma is null.

@@ -80,7 +80,7 @@ inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a
 }
 
 template <Quant Q, Scheme S, int R>
-void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first, bool last) {
+void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first, bool last, ptrdiff_t ahead) {
   VF acc[R];
   for (int r = 0; r < R; ++r) acc[r] = first ? set1(0.0f) : load(out + kLanes * r);
   SuperScale super{};
@@ -89,7 +89,7 @@ void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first
       if (g % 8 == 0) { super = load_super<S>(q); q += super_bytes<S>(); }
     }
     const uint8_t* s = q + group_bytes<Q>();
-    prefetch_weights<R, group_bytes<Q>() + group_scale_bytes<S>()>(q);
+    prefetch_weights<R, group_bytes<Q>() + group_scale_bytes<S>()>(q, ahead);
     const auto at = static_cast<size_t>(g) * R;
     const int8_t* row = a.q + at * kGroup;
     if constexpr (is_fine(S)) {
@@ -126,13 +126,13 @@ inline VF load_weight(const uint8_t* p) {
 
 // Even and odd k have accumulators of their own: two chains hide the latency of a lone row.
 template <Quant Q, Scheme, int R>
-void float_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, bool) {
+void float_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, bool, ptrdiff_t ahead) {
   constexpr size_t kStep = kLanes * (Q == Quant::f32 ? 4 : 2);
   VF even[R], odd[R];
   unrolled<R>([&](auto r) { even[r] = odd[r] = set1(0.0f); });
   const float* f = a.f;
   for (int k = 0; k < groups * kGroup; k += 2, w += 2 * kStep, f += 2 * R) {
-    prefetch_ahead<2 * kStep>(w);
+    prefetch_ahead<2 * kStep>(w + ahead);
     VF w0 = load_weight<Q>(w), w1 = load_weight<Q>(w + kStep);
     unrolled<R>([&](auto r) { even[r] = fma(w0, set1(f[r]), even[r]); });
     unrolled<R>([&](auto r) { odd[r] = fma(w1, set1(f[R + r]), odd[r]); });

@@ -151,8 +151,9 @@ class Tiles {
   Tiles(const Program& p, const Weight& w) : w_(w) {
     for (int n = 1; n <= p.kernels_.max_tile; ++n) by_rows_[n] = p.kernels_.tile_fn(w, n);
   }
-  // result[i][r][16] = block i . row r, for `blocks` blocks and the rows of the tile that starts at `first`.
-  void operator()(int64_t block, int blocks, const Acts& in, int first, int rows, SetResult& result) const {
+  // result[i][r][16] = block i . row r, for `blocks` blocks and the rows of the tile that starts at `first`. `next` is
+  // where the walk through the weights goes on afterwards.
+  void operator()(int64_t block, int blocks, const Acts& in, int first, int rows, SetResult& result, const uint8_t* next) const {
     const ActTile a = in.tile(first);
     auto groups = static_cast<int>(w_.cols / kGroup);
     // Sums of floating-point products start anew in each stretch, so it must not depend on the rows.
@@ -160,17 +161,28 @@ class Tiles {
     for (int g = 0; g < groups; g += stretch) {
       int count = std::min(stretch, groups - g);
       ActTile here = shifted(a, static_cast<size_t>(g) * static_cast<size_t>(rows));
-      for (int i = 0; i < blocks; ++i)
-        by_rows_[rows](w_.data + static_cast<size_t>(block + i) * w_.block_bytes + group_offset(w_, g), count, here, result[i], g == 0,
-                       g + count == groups);
+      for (int i = 0; i < blocks; ++i) {
+        const uint8_t *piece = at(block + i) + group_offset(w_, g), *then = next;
+        if (i + 1 < blocks) then = at(block + i + 1) + group_offset(w_, g);
+        else if (g + count < groups) then = at(block) + group_offset(w_, g + count);
+        by_rows_[rows](piece, count, here, result[i], g == 0, g + count == groups, ahead(piece, then));
+      }
     }
   }
+  const uint8_t* at(int64_t block) const { return w_.data + static_cast<size_t>(block) * w_.block_bytes; }
 
  private:
   static ActTile shifted(const ActTile& a, size_t n) {
     auto by = [](const auto* p, size_t d) { return p ? p + d : p; };
     return {a.q + n * kGroup, a.scale + n, by(a.sum, n), by(a.half_sum, 2 * n), by(a.shift, n), by(a.half_shift, 2 * n), by(a.f, n * kGroup),
             by(a.bf16, n * kGroup)};
+  }
+
+  // From the weights at hand to those of the next piece of the walk. Small pieces lie one behind the other, and the
+  // next one would be asked for too late.
+  static ptrdiff_t ahead(const uint8_t* here, const uint8_t* next) {
+    constexpr ptrdiff_t kLeast = 4096, kSteady = 8192;
+    return next > here && next - here < kLeast ? kSteady : next - here;
   }
 
   const Weight& w_;
@@ -323,7 +335,7 @@ class LinearOp : public Op {
   void set(Program& p, const Part& part, int b, int count, int rows) {
     alignas(64) SetResult result;
     each_tile(p, rows, [&](int first, int n) {
-      part.tiles(b, count, in_, first, n, result);
+      part.tiles(b, count, in_, first, n, result, part.tiles.at(b + count));
       for (int i = 0; i < count; ++i) {
         int64_t column = static_cast<int64_t>(b + i) * kBlockRows;
         int lanes = static_cast<int>(std::min<int64_t>(kBlockRows, part.w->rows - column));
@@ -364,8 +376,8 @@ class Gate {
   void set(Program& p, int g, int groups, const Acts& in, int from, int to, Acts& out, int out_g) const {
     alignas(64) SetResult gate, up;
     each_tile(p, from, to, [&](int first, int n) {
-      gate_(2 * g, 2 * groups, in, first, n, gate);
-      up_(2 * g, 2 * groups, in, first, n, up);
+      gate_(2 * g, 2 * groups, in, first, n, gate, up_.at(2 * g));
+      up_(2 * g, 2 * groups, in, first, n, up, gate_.at(2 * (g + groups)));
       for (int i = 0; i < groups; ++i) {
         const float *gates[2] = {gate[2 * i], gate[2 * i + 1]}, *ups[2] = {up[2 * i], up[2 * i + 1]};
         activate_(gates, ups, out.out(first, out_g + i, n), n);
@@ -520,7 +532,7 @@ class ExpertDownOp : public ExpertOp {
     for (int b = part; b < part + count; b += kSet) {
       int blocks = std::min(kSet, part + count - b);
       each_tile(p, from, to, [&](int first, int n) {
-        tiles_(expert * parts_ + b, blocks, m_.hidden, first, n, result);
+        tiles_(expert * parts_ + b, blocks, m_.hidden, first, n, result, tiles_.at(expert * parts_ + b + blocks));
         for (int i = 0; i < blocks; ++i)
           p.kernels_.deliver(result[i], nullptr, m_.out.row(first) + (b + i) * kBlockRows, m_.out.width, n, false);
       });
@@ -841,7 +853,7 @@ class HeadOp : public Op {
   void set(Program& p, int b, int count, int rows, std::vector<Best>& best) {
     alignas(64) SetResult result;
     each_tile(p, rows, [&](int first, int n) {
-      tiles_(b, count, in_, first, n, result);
+      tiles_(b, count, in_, first, n, result, tiles_.at(b + count));
       for (int i = 0; i < count; ++i) block(p, static_cast<int64_t>(b + i) * kBlockRows, first, n, result[i], best.data() + first);
     });
   }
@@ -1164,7 +1176,9 @@ void Program::walk(int member, uint32_t pass) {
   using Clock = std::chrono::steady_clock;
   auto last = Clock::now();
   for (auto& op : *running_.load(std::memory_order_acquire)) {
-    for (int from, to; op->deal.take(pass, member, from, to); op->deal.finish(to - from)) op->work(*this, member, from, to);
+    int done = 0;
+    for (int from, to; op->deal.take(pass, member, from, to); done += to - from) op->work(*this, member, from, to);
+    op->deal.finish(done);
     if (!op->deal.wait(pass)) return;
     if (member != 0 || !timing_) continue;
     auto now = Clock::now();

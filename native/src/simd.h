@@ -353,19 +353,19 @@ inline void unrolled(F f) {
   [&]<int... i>(std::integer_sequence<int, i...>) { (f(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, N>());
 }
 
-// Asks for kBytes of weights 8 KiB ahead, into the second-level cache: for kernels that compute for longer than weights
-// take to arrive, so that the hardware does not run far enough ahead by itself.
+// Asks for kBytes of weights, into the second-level cache: for kernels that compute for longer than weights take to
+// arrive, so that the hardware does not run far enough ahead by itself.
 template <size_t kBytes>
 inline void prefetch_ahead(const uint8_t* weights) {
-  for (size_t line = 0; line < kBytes; line += 64) prefetch_far(weights + 8192 + line);
+  for (size_t line = 0; line < kBytes; line += 64) prefetch_far(weights + line);
 }
 
 // What to ask of memory before working on kBytes of quantised weights for R rows, as measured at each number of rows.
 // One row reads as fast as memory gives: all lines of these bytes at once, while the hardware's prefetchers run ahead
 // by themselves and anything farther from here gets in their way.
 template <int R, size_t kBytes>
-inline void prefetch_weights(const uint8_t* weights) {
-  if constexpr (R > 1) return prefetch_ahead<kBytes>(weights);
+inline void prefetch_weights(const uint8_t* weights, ptrdiff_t ahead) {
+  if constexpr (R > 1) return prefetch_ahead<kBytes>(weights + ahead);
   for (size_t line = 0; line < kBytes; line += 64) prefetch(weights + line);
   __asm__ volatile("" ::: "memory");  // or they sink to the loads they are for
 }

@@ -39,13 +39,13 @@ struct PairGroup {
 
 // Words take turns between two sums: two chains hide the latency of a lone row.
 template <int R>
-void bf16_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, bool) {
+void bf16_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, bool, ptrdiff_t ahead) {
   constexpr int kWords = kGroup / 2;
   VF even[R], odd[R];
   unrolled<R>([&](auto r) { even[r] = odd[r] = set1(0.0f); });
   const uint16_t* x = a.bf16;
   for (int g = 0; g < groups; ++g, w += 64 * kWords, x += kGroup * R) {
-    if constexpr (R > 3) prefetch_ahead<64 * kWords>(w);  // few rows read whole lines in order, faster unaided
+    if constexpr (R > 3) prefetch_ahead<64 * kWords>(w + ahead);  // few rows read whole lines in order, faster unaided
     const PairGroup<R> group(x);
     unrolled<kWords / 2>([&](auto j) {
       VB w0 = load_bytes(w + 128 * j), w1 = load_bytes(w + 128 * j + 64);
