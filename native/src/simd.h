@@ -361,11 +361,11 @@ inline void prefetch_ahead(const uint8_t* weights) {
 }
 
 // What to ask of memory before working on kBytes of quantised weights for R rows, as measured at each number of rows.
-// One row reads as fast as memory gives: all lines of these bytes at once, while the hardware's prefetchers run ahead
-// by themselves and anything farther from here gets in their way.
+// One row, and two of 8-bit weights, read as fast as memory gives: all lines of these bytes at once, while the
+// hardware's prefetchers run ahead by themselves and anything farther from here gets in their way.
 template <int R, size_t kBytes>
 inline void prefetch_weights(const uint8_t* weights, ptrdiff_t ahead) {
-  if constexpr (R > 1) return prefetch_ahead<kBytes>(weights + ahead);
+  if constexpr (R * 256 > kBytes) return prefetch_ahead<kBytes>(weights + ahead);
   for (size_t line = 0; line < kBytes; line += 64) prefetch(weights + line);
   __asm__ volatile("" ::: "memory");  // or they sink to the loads they are for
 }
