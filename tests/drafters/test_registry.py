@@ -28,7 +28,7 @@ def test_every_name_builds_a_drafter_of_that_name():
     assert {name: create(name).name for name in lookups} == {n: n for n in lookups}
     assert set(registry.names()) == {
         *("grammar", "ngram", "suffix", "prediction", "model"),
-        *("any", "eagle", "eagle3", "peagle", "mtp", "dflash", "dspark"),
+        *("eagle", "eagle3", "peagle", "mtp", "dflash", "dspark"),
     }
 
 

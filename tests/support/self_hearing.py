@@ -16,10 +16,12 @@ from support.head_targets import host_for, target_for
 from support.tiny_heads import TinyHead
 from support.tiny_models import TinyModel
 from support.tiny_mtp import TinyMtp
+from support.tiny_peagle import TinyPeagle
 
 _HEADS: dict[str, Any] = {
     "eagle3": lambda vocab: TinyHead(vocab=vocab, draft_vocab=24),
     "eagle": lambda vocab: TinyHead(kind="eagle", vocab=vocab, taps=(8,), draft_vocab=0),
+    "peagle": lambda vocab: TinyPeagle(vocab=vocab, draft_vocab=24, mask=vocab - 1),
     "mtp": lambda vocab: TinyMtp(vocab=vocab),
     "dflash": lambda vocab: BlockHead(vocab=vocab, mask=vocab - 1, target_layers=8),
     "dspark": lambda vocab: BlockHead(

@@ -144,7 +144,6 @@ REGISTRY: dict[str, Row] = {
         ("host",),
         first="model",
     ),
-    "any": Row(load_any, {**_HEAD, **_MODEL}, (), ("host",), "model"),
     "eagle": _head("eagle", "eagle1", "eagle2"),
     "eagle3": _head("eagle3", options={"layers": ("layers", layer_list)}),
     "peagle": _head("peagle", "p-eagle", options={"layers": ("layers", layer_list)}),
@@ -171,6 +170,9 @@ REGISTRY: dict[str, Row] = {
         ("prompt-lookup", "pld", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"),
     ),
 }
+
+_ANY = Row(load_any, {**_HEAD, **_MODEL}, (), ("host",), "model")
+"""Of "any": whatever is at a path."""
 
 _AUTO = ("grammar", "suffix", "prediction")
 _FIND: _Options = {"find": ("find", truth)}
@@ -239,7 +241,7 @@ def configure(
 
 
 def _is_model(name: str) -> bool:
-    return "host" in REGISTRY[_canonical(name)].shared
+    return "host" in _row(name).shared
 
 
 def _head_of_auto(options: dict[str, Any], host: Host | None, *, find: bool) -> Drafter | None:
@@ -264,7 +266,7 @@ def create(spec: Spec, *, vocab_size: int, identity: str = "", host: Host | None
 
 def _build(spec: Spec, *, vocab_size: int, identity: str, host: Host | None) -> Drafter | None:
     name, options = _parse(spec)
-    row = REGISTRY[_canonical(name)]
+    row = _row(name)
     arguments = _arguments(name, row.options, options)
     if row.first and row.given and row.first not in arguments:
         raise UsageError(f"drafter {name!r} needs a {row.first}", f"write {name}:{row.first.upper()}")
@@ -295,6 +297,10 @@ def names() -> list[str]:
     return list(REGISTRY)
 
 
+def _row(name: str) -> Row:
+    return _ANY if name.lower() == "any" else REGISTRY[_canonical(name)]
+
+
 def _canonical(name: str) -> str:
     lowered = name.lower().replace("_", "-").strip("[]")
     for known, row in REGISTRY.items():
@@ -304,7 +310,7 @@ def _canonical(name: str) -> str:
         return "mtp"
     if lowered in OTHERS:
         raise UsageError(f"{OTHERS[lowered]} do not run here", f"what runs: {', '.join(REGISTRY)}")
-    raise UsageError(f"there is no drafter {name!r}", suggest(lowered, [*REGISTRY, "auto", "off"]))
+    raise UsageError(f"there is no drafter {name!r}", suggest(lowered, [*REGISTRY, "any", "auto", "off"]))
 
 
 def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
@@ -316,7 +322,7 @@ def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
         if pairs and (not pairs[0][1] or "/" in pairs[0][0]):
             pairs[0] = ("model", "=", "".join(pairs[0]))
     elif rest and name != "off":
-        row = REGISTRY[_canonical(name)]
+        row = _row(name)
         if row.first and pairs and pairs[0][0] not in row.options:
             pairs[0] = (row.first, "=", "".join(pairs[0]))
     for key, equals, _ in pairs:
