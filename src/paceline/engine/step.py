@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -152,7 +152,9 @@ def commit(work: Work, share: Share, target: Target, cache: KVCache, counters: C
     cache.commit(sequence, request.context.tokens[base : base + placed])
     if request.planner.layers:
         path = outcome.path if outcome else ()
-        kept = [*range(work.chunk), *(work.chunk + node for node in path)]
+        kept: Any = slice(placed)
+        if path and path[-1] >= len(path):  # not the first nodes
+            kept = [*range(work.chunk), *(work.chunk + node for node in path)]
         request.planner.hear(request.context, base, {layer: h[kept] for layer, h in share.hidden.items()})
     request.planner.commit(request.context, outcome if len(work.draft) else None)
 

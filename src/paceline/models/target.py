@@ -184,8 +184,10 @@ class NativeTarget:
             )
         found = Output(argmax, None if logits is None else logits[:count])
         if hidden is not None:
-            parts = np.split(hidden, len(self.heard), axis=1)
-            found.hidden = dict(zip(self.heard, parts, strict=True))
+            width = self.config.width
+            found.hidden = {
+                layer: hidden[:, i * width : (i + 1) * width] for i, layer in enumerate(self.heard)
+            }
         return found
 
     def move(

@@ -365,6 +365,9 @@ class Planner:
         if budget <= 0:
             return _NOTHING
         record = self._record(context)
+        if not record.accounts:
+            record.asked += 1
+            return _NOTHING
         offers: list[Draft] = []
         for drafter in self.drafters:
             account = record.accounts.get(drafter.name)
@@ -398,7 +401,7 @@ class Planner:
         venture = self._ventures[drafter.name]
         budgets = [min(room, self.max_draft) for room in rooms]
         trusted = [venture.may_ask(context.request) or self.draft_length is not None for context in contexts]
-        open_ = [i for i, room in enumerate(budgets) if room > 0 and sum(self._paths(drafts[i])) < 1.0]
+        open_ = [i for i, room in enumerate(budgets) if room > 0 and self._expected(drafts[i]) < 1.0]
         asked = [i for i in open_ if trusted[i]]
         offers: list[Draft] = []
         start = self._clock()
@@ -433,12 +436,14 @@ class Planner:
         prices: _Prices,
     ) -> dict[int, Draft]:
         """Draft one token all the same, for the request that it is cheapest for, once enough is saved up."""
-        if venture.probes <= 0.0:
+        if venture.probes <= venture.least:
             return {}
         costs = {i: drafter.price(contexts[i]) / prices.token for i in open_}
         cheapest = min(open_, key=lambda i: costs[i])
         if costs[cheapest] > venture.probes:
+            venture.least = costs[cheapest]
             return {}
+        venture.least = 0.0
         start = self._clock()
         offer = drafter.propose(contexts[cheapest], 1)
         venture.probes -= (self._clock() - start) / prices.token
@@ -481,6 +486,10 @@ class Planner:
             counts = Counter(draft.sources[node] for node in chosen)
             self._staked[request] = {source: count * row for source, count in counts.items()}
         return select(draft, sorted(chosen))
+
+    def _expected(self, draft: Draft) -> float:
+        """Tokens that a draft will bring."""
+        return sum(self._paths(draft)) if len(draft) else 0.0
 
     def _paths(self, draft: Draft) -> list[float]:
         """[n] chance of each node to be reached and taken, as far as its drafters are trusted."""

@@ -52,6 +52,7 @@ class Venture:
     Attributes:
         probes: saved up for asking although nothing is hoped for or a purse is empty, which is how hopes get
             better and bad luck ends.
+        least: what the cheapest probe took when it was last too dear.
     """
 
     START, MOST = 6.0, 24.0
@@ -64,6 +65,7 @@ class Venture:
 
     def __init__(self) -> None:
         self.probes = 0.0
+        self.least = 0.0
         self._all = Purse(self.START, self.MOST)
         self._each: dict[int, _Customer] = {}
 
@@ -72,6 +74,7 @@ class Venture:
         customer = self._each.get(request)
         if customer is None:
             customer = self._each[request] = _Customer(self.START_EACH, self.MOST_EACH)
+            self.least = 0.0  # it may be cheaper to probe for
         for one in (customer, self._all):
             one.add(Purse.ALLOWANCE)
         self.probes = min(self.probes + self.PROBES, self.MOST_PROBES)
