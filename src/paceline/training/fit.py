@@ -30,7 +30,7 @@ class Recipe:
     """
 
     steps: int = 600
-    texts: int = 16
+    texts: int = 8
     window: int = 96
     rate: float = 3e-3
     seed: int = 0

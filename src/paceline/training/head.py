@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.training.layers import ROPE_BASE, Shape
+from paceline.training.layers import Shape
 from paceline.training.teacher import Teacher
 from paceline.weights.safetensors import write_safetensors
 
@@ -86,7 +86,7 @@ class Head(nn.Module):
             "num_key_value_heads": self.shape.kv_heads,
             "head_dim": self.shape.head_dim,
             "rms_norm_eps": self.shape.eps,
-            "rope_theta": ROPE_BASE,
+            "rope_theta": self.shape.rope_base,
             "vocab_size": self.teacher.vocab_size,
             "max_position_embeddings": self.teacher.context_limit,
             "hidden_act": "silu",
@@ -99,3 +99,8 @@ class Head(nn.Module):
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     """The mean of values that count, 0 where none does."""
     return (values * weights).sum() / weights.sum().clamp(min=1e-9)
+
+
+def cross_entropy(logits: Tensor, chances: Tensor) -> Tensor:
+    """[...] of logits to a distribution, both [..., vocab]."""
+    return -(chances * logits.log_softmax(dim=-1)).sum(dim=-1)

@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from paceline.models.config import DecoderConfig
 
-ROPE_BASE = 10000.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -20,6 +18,7 @@ class Shape:
 
     Attributes:
         hidden: width of the feed-forward network.
+        rope_base: the lower, the more does a step in the text turn.
     """
 
     width: int
@@ -28,6 +27,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     eps: float
+    rope_base: float = 10000.0
 
     @classmethod
     def of(cls, config: DecoderConfig) -> Shape:
@@ -62,11 +62,11 @@ class Attention(nn.Module):
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """[B, heads, n, head_dim] of x [B, n, reads] at positions [n] or [B, n]."""
-        return _turned(self.q_norm(self._heads(self.q_proj(x))), positions)
+        return self._turned(self.q_norm(self._heads(self.q_proj(x))), positions)
 
     def keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, heads, n, head_dim], repeated for the queries that share them."""
-        keys = _turned(self.k_norm(self._heads(self.k_proj(x))), positions)
+        keys = self._turned(self.k_norm(self._heads(self.k_proj(x))), positions)
         values = self._heads(self.v_proj(x))
         group = self.shape.heads // self.shape.kv_heads
         return keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
@@ -77,6 +77,16 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (-1, self.shape.head_dim)).transpose(1, 2)
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Turn the halves of each head [B, heads, n, head_dim] by position."""
+        half = self.shape.head_dim // 2
+        angles = positions[..., None] * self.shape.rope_base ** (-torch.arange(half) / half)
+        if angles.dim() == 3:
+            angles = angles[:, None]
+        one, other = x[..., :half], x[..., half:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
 
 
 class Mlp(nn.Module):
@@ -112,18 +122,6 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-def _turned(x: Tensor, positions: Tensor) -> Tensor:
-    """Turn the halves of each head [B, heads, n, head_dim] by position."""
-    half = x.shape[-1] // 2
-    speeds = ROPE_BASE ** (-torch.arange(half) / half)
-    angles = positions[..., None] * speeds
-    if angles.dim() == 3:
-        angles = angles[:, None]
-    one, other = x[..., :half], x[..., half:]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
 
 
 def scale(q: Tensor) -> float:

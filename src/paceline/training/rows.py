@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.training.head import Batch, Head, weighted_mean
+from paceline.training.head import Batch, Head, cross_entropy, weighted_mean
 from paceline.training.layers import Attention, Layer, Shape, scale
 from paceline.training.teacher import Teacher
 
@@ -51,7 +51,7 @@ class RowHead(Head):
             made = self.row(embedded, given, memory)
             behind = slice(2 + j, 2 + j + rows)
             true = batch.states[self.teacher.depth][:, 1 + j : 1 + j + rows]
-            loss, counts = self.compare(made, batch.tokens[:, behind], self.teacher.normed(true))
+            loss, counts = self.compare(made, self.teacher.normed(true))
             total = total + share * weighted_mean(loss, counts * batch.counted[:, behind])
             given = self.onward(made)
         return total
@@ -64,12 +64,12 @@ class RowHead(Head):
         """[B, n, width] what a step makes of its rows; adds its keys to the memory."""
         raise NotImplementedError
 
-    def compare(self, made: Tensor, tokens: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    def compare(self, made: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
         """Losses [B, n] of rows, and how much each counts.
 
         Args:
-            tokens: [B, n] that should be guessed.
-            true: [B, n, width] the target's states that these tokens were drawn from, after its final norm.
+            true: [B, n, width] the target's states after its final norm: what it makes tokens of where the
+                head is to guess.
         """
         raise NotImplementedError
 
@@ -79,11 +79,12 @@ class RowHead(Head):
 
 
 class Eagle(RowHead):
-    """EAGLE-1 and 2 (arXiv 2401.15077): SafeAILab's layout, objective and noise; HASS with more steps."""
+    """EAGLE-1 and 2 (arXiv 2401.15077): SafeAILab's layout, objective and noise; with more steps
+    than one as in HASS (arXiv 2408.15766)."""
 
     kind = "eagle"
 
-    def __init__(self, teacher: Teacher, shape: Shape, *, steps: int = 1) -> None:
+    def __init__(self, teacher: Teacher, shape: Shape, *, steps: int = 3) -> None:
         super().__init__(teacher, shape, (teacher.depth,), steps=steps, decay=1.0)
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
         self.layers = nn.ModuleList([Layer(shape, first_norm=False)])
@@ -97,7 +98,7 @@ class Eagle(RowHead):
         layer = self.layers[0]
         return layer.feed_forward(x + attend(layer.self_attn, x, memory))
 
-    def compare(self, made: Tensor, tokens: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def compare(self, made: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
         state = functional.smooth_l1_loss(made, true, reduction="none").mean(dim=2)
         chances = self.teacher.output(true).softmax(dim=2)
         return state + 0.1 * cross_entropy(self.teacher.output(made), chances), torch.ones(())
@@ -125,15 +126,16 @@ class Eagle3(RowHead):
         taps: tuple[int, ...],
         kept: Sequence[int],
         *,
-        steps: int = 4,
+        steps: int = 3,
     ) -> None:
         super().__init__(teacher, shape, taps, steps=steps, decay=0.8)
         self.kept = torch.tensor(kept)
         self.fc = nn.Linear(len(taps) * teacher.config.width, shape.width, bias=False)
         self.midlayer = Layer(shape, reads=2 * shape.width)
         self.midlayer.hidden_norm = nn.RMSNorm(shape.width, shape.eps)
-        self.norm = nn.RMSNorm(shape.width, shape.eps)
+        self.norm = teacher.norm()
         self.lm_head = nn.Linear(shape.width, len(kept), bias=False)
+        self.lm_head.weight.data.copy_(teacher.head[self.kept])
 
     def fuse(self, states: Sequence[Tensor]) -> Tensor:
         return self.fc(torch.cat(list(states), dim=2))
@@ -143,7 +145,7 @@ class Eagle3(RowHead):
         both = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(given)], dim=2)
         return layer.feed_forward(given + attend(layer.self_attn, both, memory))
 
-    def compare(self, made: Tensor, tokens: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def compare(self, made: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.teacher.output(true)
         counts = torch.isin(logits.argmax(dim=2), self.kept)
         chances = logits[..., self.kept].softmax(dim=2)
@@ -175,7 +177,7 @@ class Mtp(RowHead):
         layer.token_layernorm = nn.RMSNorm(shape.width, shape.eps)
         layer.hidden_layernorm = nn.RMSNorm(shape.width, shape.eps)
         layer.input_proj = nn.Linear(2 * shape.width, shape.width, bias=False)
-        layer.final_layernorm = nn.RMSNorm(shape.width, shape.eps)
+        layer.final_layernorm = teacher.norm()
         self.mtp_layers = nn.ModuleList([layer])
 
     def fuse(self, states: Sequence[Tensor]) -> Tensor:
@@ -188,9 +190,9 @@ class Mtp(RowHead):
         x = layer.feed_forward(x + attend(layer.self_attn, layer.input_layernorm(x), memory))
         return layer.final_layernorm(x)
 
-    def compare(self, made: Tensor, tokens: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        logits = self.teacher.output(made)
-        return functional.cross_entropy(logits.transpose(1, 2), tokens, reduction="none"), torch.ones(())
+    def compare(self, made: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+        chances = self.teacher.output(true).softmax(dim=2)
+        return cross_entropy(self.teacher.output(made), chances), torch.ones(())
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -216,8 +218,3 @@ def attend(attention: Attention, x: Tensor, memory: Memory) -> Tensor:
     for i, (_, v) in enumerate(memory[1:]):
         mixed = mixed + shares[..., rows + i, None] * v
     return attention.out(mixed)
-
-
-def cross_entropy(logits: Tensor, chances: Tensor) -> Tensor:
-    """[B, n] of logits to a distribution, both [B, n, vocab]."""
-    return -(chances * logits.log_softmax(dim=2)).sum(dim=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core import Target
@@ -60,6 +60,12 @@ class Teacher:
     def normed(self, states: Tensor) -> Tensor:
         """States behind the last layer, after the final norm."""
         return functional.rms_norm(states, self.final_norm.shape, self.final_norm, self.config.norm_eps)
+
+    def norm(self) -> nn.RMSNorm:
+        """A copy of its final norm, for a head to begin with."""
+        norm = nn.RMSNorm(self.final_norm.shape, self.config.norm_eps)
+        norm.weight.data.copy_(self.final_norm)
+        return norm
 
     def output(self, normed: Tensor) -> Tensor:
         """[..., vocab] logits of states after the final norm, or of what takes their place."""
