@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.options import EngineFlags
-from paceline.drafters.registry import configure, create
+from paceline.drafters.registry import canonical, configure, create
 from paceline.drafters.speculative_config import translate
 from paceline.errors import UsageError
 from support.block_heads import TinyHead as TinyBlock
@@ -111,6 +111,18 @@ def test_every_family_has_its_name_for_mtp(method: str, tmp_path: Path) -> None:
     path = TinyMtp(vocab=VOCAB_SIZE).write(tmp_path / "head")
     made = create({"method": method, "model": str(path)}, vocab_size=VOCAB_SIZE, host=host)
     assert made.name == "mtp"
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("EAGLE3", "eagle3"), ("draft-eagle3", "eagle3"), ("EAGLE", "eagle"), ("NEXTN", "mtp"), ("NGRAM", "ngram"),
+        ("draft-mtp", "mtp"), ("draft-dflash", "dflash"), ("draft-dspark", "dspark"), ("STANDALONE", "model"),
+        ("draft-simple", "model"), ("ngram-mod", "ngram"), ("ngram-cache", "suffix"), ("draft_model", "model"),
+    ],
+)  # fmt: skip
+def test_other_engines_names_mean_the_same(method: str, name: str) -> None:
+    assert canonical(method) == name
 
 
 def test_a_model_alone_tells_its_method(tmp_path: Path) -> None:

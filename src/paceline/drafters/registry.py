@@ -145,7 +145,7 @@ REGISTRY: dict[str, Row] = {
         first="model",
     ),
     "eagle": _head("eagle", "eagle1", "eagle2"),
-    "eagle3": _head("eagle3", options={"layers": ("layers", layer_list)}),
+    "eagle3": _head("eagle3", "draft-eagle3", options={"layers": ("layers", layer_list)}),
     "peagle": _head("peagle", "p-eagle", options={"layers": ("layers", layer_list)}),
     "mtp": _head(
         "mtp",
@@ -298,10 +298,11 @@ def names() -> list[str]:
 
 
 def _row(name: str) -> Row:
-    return _ANY if name.lower() == "any" else REGISTRY[_canonical(name)]
+    return _ANY if name.lower() == "any" else REGISTRY[canonical(name)]
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
+    """Our name of a method, whatever another engine calls it. Raises UsageError."""
     lowered = name.lower().replace("_", "-").strip("[]")
     for known, row in REGISTRY.items():
         if lowered == known or lowered in row.aliases:
