@@ -116,9 +116,10 @@ def test_every_family_has_its_name_for_mtp(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        ("EAGLE3", "eagle3"), ("draft-eagle3", "eagle3"), ("EAGLE", "eagle"), ("NEXTN", "mtp"), ("NGRAM", "ngram"),
-        ("draft-mtp", "mtp"), ("draft-dflash", "dflash"), ("draft-dspark", "dspark"), ("STANDALONE", "model"),
-        ("draft-simple", "model"), ("ngram-mod", "ngram"), ("ngram-cache", "suffix"), ("draft_model", "model"),
+        ("EAGLE3", "eagle3"), ("draft-eagle3", "eagle3"), ("EAGLE", "eagle"), ("NEXTN", "mtp"),
+        ("draft-mtp", "mtp"), ("draft-dflash", "dflash"), ("draft-dspark", "dspark"), ("NGRAM", "ngram"),
+        ("draft-simple", "model"), ("STANDALONE", "model"), ("draft_model", "model"),
+        ("ngram-mod", "ngram"), ("ngram-cache", "suffix"),
     ],
 )  # fmt: skip
 def test_other_engines_names_mean_the_same(method: str, name: str) -> None:
