@@ -1,0 +1,280 @@
+"""Do heads bring what the formula promises? Heads of each kind's shape, right as often as prescribed.
+
+    python benchmarks/heads.py MODEL
+
+For the model, heads of random weights are written and run for real; what they guess is then replaced so that
+they are right with a known chance and know it (`harness.rehearsal`). The best speed-up follows from that
+and from measured times (Leviathan et al., arXiv 2211.17192): the passes that drafts of n tokens leave, each
+taking the time of drafting n tokens and of one pass of the model over n + 1 rows, for the best n. What is
+measured includes the planner, which knows none of these numbers beforehand and learns anew in each answer,
+everything in Python, and the head's reading of the prompt. A head that boasts claims to be right nine times
+of ten and is so one time in twenty.
+
+Answers are the same in each round; each is held against the plain ones before and after it, and the median of
+the rounds counts. A step that took more than twice as long as most of its answer was interrupted by other
+work on the machine, and counts as twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from harness import rehearsal, results
+from harness.rehearsal import BLOCK, KINDS, Rehearsed, Script, timed
+
+from paceline.core import SamplingParams, Target
+from paceline.drafters.dflash import BlockDrafter
+from paceline.drafters.head import StateDrafter
+from paceline.engine import LLM
+from paceline.models.target import NativeTarget
+from paceline.planning.pass_time import PassTime
+
+PROMPT = "Tell the story of a lighthouse keeper who finds a message in a bottle."
+LONGEST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """How a head is to be.
+
+    Attributes:
+        chances: how often its first choice is right, its second, ...
+        claim: how often it says that the first is; None means as often as it is.
+    """
+
+    chances: tuple[float, ...]
+    claim: float | None = None
+
+    def __str__(self) -> str:
+        first, *others = map(str, self.chances)
+        return (
+            first
+            + ("" if self.claim is None else f", claims {self.claim}")
+            + "".join(f", else {other}" for other in others)
+        )
+
+
+BOAST = Arm((0.05,), claim=0.9)
+TREES = (Arm((0.5, 0.2, 0.1)), Arm((0.7, 0.15, 0.05)))
+"""The same first choices as a head of 0.5 or 0.7, and others beside them; only for heads that draft trees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Times in seconds.
+
+    Attributes:
+        checks: [LONGEST + 1] of a pass of the model over 1 + n rows.
+        step: of a pass of the head over one row, or one block.
+        first, more: of drafting one token, and each further one: passes, choosing, and whatever else.
+        most: tokens that can be drafted.
+    """
+
+    checks: list[float]
+    step: float
+    first: float
+    more: float
+    most: int
+
+    def formula(self, script: Script) -> float:
+        """The best speed-up: that of the best fixed length on this very text."""
+        plain = script.passes(0) * self.checks[0]
+        times = [
+            script.passes(n) * (self.checks[n] + self.first + (n - 1) * self.more)
+            for n in range(1, self.most + 1)
+        ]
+        return plain / min(plain, *times)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        arm: how the head was; "" without one.
+    """
+
+    kind: str
+    arm: str
+    tokens: list[int]
+    seconds: float
+    tokens_per_pass: float = 1.0
+    drafted: int = 0
+
+
+class Stage:
+    """A model and its heads.
+
+    Args:
+        options: of the heads, as in ",dtype=q4".
+    """
+
+    def __init__(self, llm: LLM, folder: Path, kinds: Sequence[str], tokens: int, options: str) -> None:
+        self.llm = llm
+        assert isinstance(llm.engine.target, NativeTarget)
+        self.target = llm.engine.target
+        self.prompt = llm.tokenize(PROMPT)
+        self.params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        self.plain = self.answer("", "", "off").tokens
+        self.text = self.prompt + self.plain
+        self.heads: dict[str, Rehearsed] = {}
+        self.drafters: dict[str, StateDrafter] = {}
+        self.specs: dict[str, str] = {}
+        for kind in kinds:
+            path = folder / kind
+            rehearsal.write_head(kind, self.target.config, self.target.vocab_size, path, self.text)
+            self.specs[kind] = f"{kind}:{path}{options if kind != 'eagle3' else ''}"
+            llm.generate([1, 2], replace(self.params, max_tokens=1), speculate=self.specs[kind])
+            self.drafters[kind] = cast(StateDrafter, llm.draft_models[-1])
+            self.heads[kind] = Rehearsed(self.drafters[kind])
+
+    def answer(self, kind: str, arm: str, speculate: str) -> Answer:
+        """Nothing carries over from answer to answer."""
+        self.llm.clear()
+        times: list[float] = []
+        for chunk in self.llm.stream(self.prompt, self.params, speculate=speculate):
+            times.append(time.perf_counter())
+            found = chunk.completion
+        assert found is not None
+        steps = np.diff(times)
+        seconds = float(np.minimum(steps, 2 * np.median(steps)).sum())
+        its = found.speculation
+        return Answer(kind, arm, found.tokens, seconds, its.mean_acceptance_length, its.drafted)
+
+    def costs(self, kind: str) -> Costs:
+        """Measured now."""
+        drafter = self.drafters[kind]
+        target = PassTime.measure(self.target)
+        own = PassTime.measure(cast(Target, drafter.network))
+        self.heads[kind].script = self.script(kind, Arm((0.7,)))
+        if isinstance(drafter, BlockDrafter):
+            step, most = own.cost(BLOCK), drafter.model.config.slots
+            first, last = self._drafting(kind, 1), self._drafting(kind, most)
+            more = (last - first) / (most - 1)
+        else:
+            step, most = own.cost(1), LONGEST
+            first = more = self._drafting(kind, 4) / 4
+        return Costs(target.costs(1, LONGEST + 1), step, first, more, most)
+
+    def _drafting(self, kind: str, length: int) -> float:
+        """Seconds of drafting so many tokens, typically; the first time, which reads the prompt, apart."""
+        with timed(self.drafters[kind]) as seconds:
+            self.answer(kind, "", f"{self.specs[kind]},num_speculative_tokens={length}")
+        return median(seconds[1:])
+
+    def script(self, kind: str, arm: Arm) -> Script:
+        """The same places are right in every round, so that rounds can be compared."""
+        claims = None if arm.claim is None else [arm.claim]
+        script = Script(self.text, len(self.prompt), arm.chances, 1, claims)
+        script.leave_out(self.heads[kind].own)
+        return script
+
+    def drafted(self, kind: str, arm: Arm) -> Answer:
+        self.heads[kind].script = self.script(kind, arm)
+        found = self.answer(kind, str(arm), self.specs[kind])
+        assert found.tokens == self.plain
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--chances", type=_numbers, default=[0.05, 0.2, 0.5, 0.7, 0.9])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--options", default="", help="of the heads, as in ,dtype=q4")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest before each head's round")
+    parser.add_argument("--name", default="heads", help="of the results")
+    parser.add_argument("--out", type=Path, default=results.RESULTS)
+    arguments = parser.parse_args()
+    answers: list[Answer] = []
+    costs: dict[str, list[Costs]] = {kind: [] for kind in arguments.kinds}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LLM(arguments.model, speculate="off", max_model_len=1024, threads=arguments.threads) as llm,
+    ):
+        stage = Stage(llm, Path(folder), arguments.kinds, arguments.tokens, arguments.options)
+        for _ in range(arguments.rounds):
+            for kind in arguments.kinds:
+                time.sleep(arguments.pause)
+                costs[kind].append(stage.costs(kind))
+                for arm in arms(kind, arguments.chances):
+                    answers += [stage.answer(kind, "", "off"), stage.drafted(kind, arm)]
+                answers.append(stage.answer(kind, "", "off"))
+        formulas = {
+            kind: {
+                str(arm): fastest(some).formula(stage.script(kind, arm))
+                for arm in arms(kind, arguments.chances)
+            }
+            for kind, some in costs.items()
+        }
+    report(arguments, answers, {kind: fastest(some) for kind, some in costs.items()}, formulas)
+
+
+def arms(kind: str, chances: Sequence[float]) -> list[Arm]:
+    trees = () if kind in ("dflash", "dspark") else TREES
+    return [*(Arm((chance,)) for chance in chances), BOAST, *trees]
+
+
+def fastest(costs: Sequence[Costs]) -> Costs:
+    """Other work on the machine can only make something slower."""
+    return Costs(
+        checks=[min(times) for times in zip(*(one.checks for one in costs), strict=True)],
+        step=min(one.step for one in costs),
+        first=min(one.first for one in costs),
+        more=min(one.more for one in costs),
+        most=costs[0].most,
+    )
+
+
+def report(
+    arguments: argparse.Namespace,
+    answers: Sequence[Answer],
+    costs: dict[str, Costs],
+    formulas: dict[str, dict[str, float]],
+) -> None:
+    prices = [
+        [kind, one.step / one.checks[0], one.first / one.checks[0], one.more / one.checks[0]]
+        for kind, one in costs.items()
+    ]
+    rows: list[list[object]] = []
+    for kind, its in formulas.items():
+        for arm, formula in its.items():
+            some = [i for i, one in enumerate(answers) if (one.kind, one.arm) == (kind, arm)]
+            plain = [(answers[i - 1].seconds + answers[i + 1].seconds) / 2 for i in some]
+            measured = median(p / answers[i].seconds for p, i in zip(plain, some, strict=True))
+            passes = median(answers[i].tokens_per_pass for i in some)
+            rows.append([kind, arm, formula, measured, measured / formula, passes])
+    figures: dict[str, Any] = {
+        "model": Path(arguments.model).name,
+        "tokens": arguments.tokens,
+        "costs": {kind: asdict(one) for kind, one in costs.items()},
+        "answers": [asdict(replace(one, tokens=[])) for one in answers],
+        "table": rows,
+    }
+    head = ("in passes of the model over one row", "step or block", "one token drafted", "each further one")
+    markdown = results.table(head, prices) + "\n"
+    head = ("head", "right", "formula", "measured", "measured / formula", "tokens per pass")
+    results.write(arguments.name, figures, markdown + results.table(head, rows), arguments.out)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(one) for one in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()
