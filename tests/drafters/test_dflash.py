@@ -152,6 +152,24 @@ def test_what_is_drafted_follows_from_the_text_alone(name: str, tmp_path: Path) 
     assert set(planner.known.values()) == {0}
 
 
+@pytest.mark.parametrize("name", ["specforge windows", "windows, not causal"])
+def test_layers_with_a_window_keep_pages_for_that_and_a_block(name: str, tmp_path: Path) -> None:
+    """And draft as if all were kept, which the oracle does."""
+    planner = checked(CASES[name], tmp_path, 3)
+    drafter = planner.drafter
+    assert isinstance(drafter, BlockDrafter)
+    engine = Engine(target_at(tmp_path), TOKENIZER)
+    request = submit(engine, PROMPT, greedy(80), planner)
+    while not request.over:
+        engine.step()
+        for seat in drafter._seats.values():
+            sequence = seat.track.sequence
+            assert sequence is None or sequence._near is not None
+            assert sequence is None or sum(sequence._near.held) <= 2  # type: ignore[union-attr]
+    assert finish(engine, request)[0].tokens == run(engine, PROMPT, greedy(80)).tokens
+    assert planner.agreed >= 20
+
+
 def test_an_error_of_one_shows(tmp_path: Path) -> None:
     """In the layers read, in the context's end, in its order, in the slot that predicts: other tokens."""
     case = CASES["z-lab"]

@@ -10,6 +10,7 @@ from paceline.drafters.head_cache import HeadCache, Track
 
 class Pages:
     pages, page_size, context_limit = 32, 4, 100
+    window = None
 
     def copy_page(self, source: int, target: int) -> None:
         """Nothing lies in them."""

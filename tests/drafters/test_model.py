@@ -306,12 +306,13 @@ def test_a_prompt_longer_than_a_pass_is_read_in_parts(kind: str) -> None:
     assert len(model.touched) <= (-(-(8 + 7) // 4) + 3 if kind != "full" else 0)
 
 
-def test_drafting_stops_at_the_models_own_context_limit() -> None:
+@kinds
+def test_drafting_stops_at_the_models_own_context_limit(kind: str) -> None:
     """User problems A9 and C5: past its limit the draft model is silent, and the text goes on."""
     params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
-    drafter = draft_model(RULE, context_limit=64)
-    done = run(engine_for(RULE), PROMPT, params, Watched(drafter, 5))
-    same(run(engine_for(RULE), PROMPT, params), done)
+    drafter = draft_model(RULE, context_limit=64, **KINDS[kind])
+    done = run(engine_for(RULE, **KINDS[kind]), PROMPT, params, Watched(drafter, 5))
+    same(run(engine_for(RULE, **KINDS[kind]), PROMPT, params), done)
     assert [i for i, source in enumerate(done.token_sources) if source][-1] == 58  # positions 5 to 63
 
 

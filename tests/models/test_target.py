@@ -203,6 +203,45 @@ class TestMemory:
         message = refusal(ResourceError, path, max_model_len=5001)
         assert "5001 tokens of cache 1 MiB more" in message
 
+    def test_windows_bound_what_a_long_text_takes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = replace(TINY, context=1_000_000, scaling={"attention.sliding_window": 64}).write(
+            tmp_path / "long.gguf"
+        )
+        file = GGUFFile.open(path)
+        needs = memory_needs(file, load(path, max_model_len=65).config)
+        assert (needs.cache.per_token, needs.cache.window_per_token) == (0, 128)
+        program = int((needs.weights + needs.workspace) * 1.15)
+        monkeypatch.setattr(target_module, "free_memory", lambda: program + 100_000)
+        target = load(path)
+        assert target.context_limit == 1_000_000
+        assert target.pages * target.page_size >= 1_250_000
+        assert window_pages(path) == -(-(64 + 32 + 512) * 5 // (4 * 32)) + 2  # one text and a quarter more
+        assert window_pages(path, max_model_len=300) == 14  # no more than others
+        assert window_pages(path, pages=77) == 77
+        monkeypatch.setattr(target_module, "free_memory", lambda: program + 200 * 32 * 128 + 50)
+        assert window_pages(path) == 200
+        message = refusal_of_memory(monkeypatch, path, program + 1000)
+        assert "64 tokens of cache" in message
+
+    def test_the_cache_of_windows_stays_as_planned(self, tmp_path: Path) -> None:
+        """A text of 5000 tokens through windows of 256, by what is resident."""
+        model = TinyModel(
+            heads=8,
+            kv_heads=8,
+            head_dim=128,
+            width=64,
+            layers=6,
+            context=8192,
+            scaling={"attention.sliding_window": 256, "attention.sliding_window_pattern": 3},
+        )
+        grown, planned, unbounded = map(
+            int, run_python(GROWTH, str(model.write(tmp_path / "m.gguf"))).split()
+        )
+        assert abs(grown - planned) < 5 << 20  # system pages are large
+        assert unbounded - planned > 60 << 20
+
     def test_types_that_grow_are_counted_as_they_will_be(self, tmp_path: Path) -> None:
         model = TinyModel(kind=TensorType.IQ4_XS, width=256, hidden=512, heads=4, head_dim=64, vocab=512)
         file = GGUFFile.open(model.write(tmp_path / "m.gguf"))
@@ -252,6 +291,52 @@ class TestMemory:
         """
         used, fixed = run_python(script, str(path)).split()
         return int(used), int(fixed)
+
+
+GROWTH = """
+    import sys
+    import numpy as np
+    from paceline.core import Rows
+    from paceline.models.kv import KVCache, tables
+    from paceline.models.target import NativeTarget
+    from paceline.weights.gguf import GGUFFile
+
+    def resident():
+        lines = open("/proc/self/status").read().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+    target = NativeTarget.load(GGUFFile.open(sys.argv[1]), threads=2)
+    cache = KVCache.of(target)
+    sequence = cache.open([0])
+
+    def run(count):
+        assert cache.reserve(sequence, count)
+        at = np.arange(len(sequence), len(sequence) + count, dtype=np.int32)
+        zeros = np.zeros(count, np.int32)
+        pages, window_pages = tables([sequence])
+        target.forward(Rows(zeros, at, at, zeros - 1, zeros, pages, zeros[:1], False, window_pages))
+        cache.commit(sequence, [0] * count)
+
+    run(512)
+    before = resident() - target.cache.held(512)
+    for _ in range(8):
+        run(512)
+    for _ in range(400):
+        run(1)
+    needs, tokens = target.cache, len(sequence)
+    print(resident() - before, needs.held(tokens), tokens * (needs.per_token + needs.window_per_token))
+"""
+
+
+def window_pages(path: Path, **options: Any) -> int:
+    window = load(path, **options).window
+    assert window is not None
+    return window.pages
+
+
+def refusal_of_memory(monkeypatch: pytest.MonkeyPatch, path: Path, free: int) -> str:
+    monkeypatch.setattr(target_module, "free_memory", lambda: free)
+    return refusal(ResourceError, path)
 
 
 def run_python(script: str, *arguments: str) -> str:

@@ -56,6 +56,7 @@ class _Network:
     """What the drafters' cache and descriptions ask of a network."""
 
     pages, page_size, context_limit, max_rows = 600, 32, 8192, 256
+    window = None
 
     def __init__(self, clock: Clock, seconds: PassTime) -> None:
         self.clock, self.seconds = clock, seconds
@@ -88,7 +89,7 @@ class _Blocks(_Network):
         super().__init__(clock, seconds)
         self.config = SimpleNamespace(block=block, slots=block, taps=(1,))
 
-    def file(self, features: Any, start: int, table: Any) -> None:
+    def file(self, features: Any, start: int, table: Any, window_table: Any = None) -> None:
         pass
 
     def speak(self, blocks: Sequence[Block]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.tools.describe import describe
+from support.tiny_models import TinyModel
 
 
 def test_the_demo_model(smollm2_path: Path) -> None:
@@ -20,3 +21,9 @@ def test_the_demo_model(smollm2_path: Path) -> None:
     assert found.license == "apache-2.0"
     assert found.chat_template is not None
     assert found.chat_template.startswith("{%")
+
+
+def test_windows_are_told_apart(tmp_path: Path) -> None:
+    pattern = {"attention.sliding_window": 20, "attention.sliding_window_pattern": 3}
+    found = describe(TinyModel(layers=3, scaling=pattern).write(tmp_path / "m.gguf"))
+    assert (found.kv_bytes_per_token, found.window, found.window_bytes_per_token) == (192, 20, 128)

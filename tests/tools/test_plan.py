@@ -33,6 +33,23 @@ def test_everything_is_added_up():
     assert found.advice == ()
 
 
+def test_windows_are_counted_once_and_with_the_rows_of_one_pass():
+    windowed = replace(BIG, cache=CacheNeeds(2, window=50, window_per_token=8), context_length=10_000)
+
+    def cache(**options: int) -> int:
+        return plan(windowed, available=10**9, runtime=0, **options).parts[-1].bytes
+
+    assert cache(context=40) == 40 * 10
+    assert cache(context=594) == 594 * 10  # window, page and a full pass
+    assert cache(context=1000) == 1000 * 2 + 594 * 8
+    assert cache(context=1000, sequences=3) == 3 * 1000 * 2 + (3 * 82 + 512) * 8
+    fits = 1100 + 5000 * 2 + 594 * 8
+    assert plan(windowed, available=fits, runtime=0).largest_context == 5000
+    assert plan(windowed, available=fits - 1, runtime=0).largest_context == 4999
+    everywhere = replace(windowed, cache=CacheNeeds(0, window=50, window_per_token=8))
+    assert plan(everywhere, available=1100 + 594 * 8, runtime=0).largest_context == 10_000
+
+
 def test_the_largest_context_is_the_last_that_fits():
     found = plan(BIG, available=1150 + 10 * 137 + 9, runtime=50)
     assert (found.context, found.largest_context, found.fits) == (137, 137, True)

@@ -31,6 +31,10 @@ def command(
         terminal.write("".join(f"{name:<{width}}  {value}\n" for name, value in _lines(found)))
 
 
+def _window(d: Description) -> str:
+    return f", {d.window_bytes_per_token} of them for the last {d.window} only" if d.window else ""
+
+
 def _lines(d: Description) -> list[tuple[str, str]]:
     total = sum(d.tensor_bytes.values())
     types = ", ".join(f"{name} {size / total:.0%}" for name, size in d.tensor_bytes.items())
@@ -42,7 +46,7 @@ def _lines(d: Description) -> list[tuple[str, str]]:
         ("parameters", f"{d.parameters / 1e6:.1f} million in {d.tensors} tensors"),
         ("weights", f"{total / 1e6:.1f} MB, {d.bits_per_weight:.2f} bits each: {types}"),
         ("shape", f"{d.layers} layers of width {d.width}, {d.heads} heads, {d.kv_heads} for keys and values"),
-        ("context", f"{d.context_length} tokens, {d.kv_bytes_per_token} bytes of KV cache each"),
+        ("context", f"{d.context_length} tokens, {d.kv_bytes_per_token} bytes of KV cache each{_window(d)}"),
         ("tokenizer", f"{f'{d.tokenizer} {d.pre_tokenizer}'.strip()}, {d.vocabulary} tokens"),
         (
             "template",

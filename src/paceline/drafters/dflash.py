@@ -206,7 +206,14 @@ class BlockDrafter(StateDrafter):
         seated = self.cache.kv.reserve(track.sequence, self.model.config.block)
         assert seated, "room that was made is gone"
         start = track.done - track.base
-        return Block(growth.context.tokens[-1], start, track.sequence.table.copy(), growth.left)
+        near = track.sequence.window_table
+        return Block(
+            growth.context.tokens[-1],
+            start,
+            track.sequence.table.copy(),
+            growth.left,
+            None if near is None else near.copy(),
+        )
 
     def _file(self, context: Context, seat: Seat) -> None:
         """Compute keys and values of the states that wait; room must have been made."""
@@ -216,7 +223,8 @@ class BlockDrafter(StateDrafter):
         if not track.waiting.length or not len(states):
             return
         start = self._clock()
-        self.model.file(states, track.done - track.base, track.sequence.table)
+        sequence = track.sequence
+        self.model.file(states, track.done - track.base, sequence.table, sequence.window_table)
         self.cache.keep(track, context.tokens, len(states))
         track.waiting.drop(track.waiting.length)
         self._per_row = _mean(self._per_row, (self._clock() - start) / len(states))

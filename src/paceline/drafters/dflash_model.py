@@ -27,9 +27,10 @@ from paceline.drafters.head_program import Lender
 from paceline.drafters.suitability import Facts, check_block
 from paceline.errors import ModelFileError
 from paceline.models.decoder import Layers
+from paceline.models.kv import padded
 from paceline.models.memory import PAGE_SIZE
 from paceline.models.registry import architecture
-from paceline.models.target import Lent
+from paceline.models.target import Lent, window_of
 from paceline.models.tensors import Tensors
 from paceline.native import Program
 
@@ -45,12 +46,14 @@ class Block:
         start: rows filed so far: where the anchor stands.
         table: [P] pages; they cover the block too.
         slots: how many of its predictions are wanted.
+        window_table: [P] pages of layers with a window; None where none has one, or `table` serves all.
     """
 
     anchor: int
     start: int
     table: Ids
     slots: int
+    window_table: Ids | None = None
 
 
 class BlockModel:
@@ -87,14 +90,17 @@ class BlockModel:
             heads=config.decoder.heads,
             kv_heads=config.decoder.kv_heads,
             head_dim=config.decoder.head_dim,
+            windowed=[window > 0 for window in config.decoder.windows],
+            window_pages=self.pages if max(config.decoder.windows) else 0,
         )
+        self.window = window_of(self._program, max(config.decoder.windows), self.pages, MAX_ROWS)
         self._tensors = Tensors(found, self._program)
         self._record(found, lent, lender.context_limit)
         self.weight_bytes: int = self._program.weight_bytes
         self._logits: Floats = np.empty((0, self.rows), np.float32)
         self._biases: Floats = np.empty((0, self.rows), np.float32)
 
-    def file(self, features: Floats, start: int, table: Ids) -> None:
+    def file(self, features: Floats, start: int, table: Ids, window_table: Ids | None = None) -> None:
         """Compute and keep keys and values.
 
         Args:
@@ -104,7 +110,7 @@ class BlockModel:
         for at in range(0, len(features), MAX_ROWS):
             some = features[at : at + MAX_ROWS]
             places: Ids = np.arange(start + at, start + at + len(some), dtype=np.int32)
-            rows = _rows(np.zeros(len(some), np.int32), places, [len(some)], [table])
+            rows = _rows(np.zeros(len(some), np.int32), places, [len(some)], [(table, window_table)])
             self._run(rows, self._filing, features=some)
 
     def speak(self, blocks: Sequence[Block]) -> tuple[list[Floats], list[Floats]]:
@@ -120,7 +126,10 @@ class BlockModel:
         starts: Ids = np.array([block.start for block in blocks], np.int32)
         places: Ids = np.add.outer(starts, np.arange(size, dtype=np.int32))
         rows = _rows(
-            tokens.reshape(-1), places.reshape(-1), [size] * len(blocks), [block.table for block in blocks]
+            tokens.reshape(-1),
+            places.reshape(-1),
+            [size] * len(blocks),
+            [(block.table, block.window_table) for block in blocks],
         )
         counts = [block.slots for block in blocks]
         rows.wanted = np.concatenate(
@@ -137,7 +146,7 @@ class BlockModel:
         features = np.zeros((count, self._program.feature_width), np.float32)
         features[:, : latents.shape[1]] = latents
         nothing: Ids = np.zeros(count, np.int32)
-        rows = _rows(nothing, nothing, [count], [np.zeros(1, np.int32)])
+        rows = _rows(nothing, nothing, [count], [(np.zeros(1, np.int32), None)])
         rows.wanted = np.arange(count, dtype=np.int32)
         if len(self._biases) < count:
             self._biases = np.empty((count, self.rows), np.float32)
@@ -260,23 +269,23 @@ class BlockModel:
             features,
             reach,
             part,
+            rows.window_tables,
         )
         if len(best) and best.min() < 0:
             raise ModelFileError("its numbers overflow: no logit is a number", "its weights are damaged")
 
 
-def _rows(tokens: Ids, places: Ids, counts: Sequence[int], tables: Sequence[Ids]) -> Rows:
+def _rows(tokens: Ids, places: Ids, counts: Sequence[int], tables: Sequence[tuple[Ids, Ids | None]]) -> Rows:
     """Rows of one sequence after the other, each in its own place; none is wanted yet."""
-    padded = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = table
+    windows = [near for _, near in tables if near is not None]
     return Rows(
         tokens=tokens,
         positions=places,
         slots=places.copy(),
         parents=np.full(len(tokens), ROOT, np.int32),
         sequences=np.repeat(np.arange(len(tables), dtype=np.int32), counts),
-        tables=padded,
+        tables=padded([table for table, _ in tables]),
         wanted=np.zeros(0, np.int32),
         logits=True,
+        window_tables=padded(windows) if windows else None,
     )

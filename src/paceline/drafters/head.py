@@ -22,7 +22,7 @@ from paceline.core import ROOT, Context, Draft, Floats, Outcome, Prices
 from paceline.drafters.calibration import Confidence, Luck
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.choice import Subset, request_sampler
-from paceline.drafters.head_cache import HeadCache, Paged, Track
+from paceline.drafters.head_cache import Follower, HeadCache, Track
 from paceline.drafters.head_program import FROM_ITSELF, FROM_TARGET, Feed, HeadProgram, Lender
 from paceline.drafters.memory import Remembering
 from paceline.drafters.model import Costs
@@ -130,7 +130,7 @@ class Growth:
     aside: int = 0
 
 
-class Network(Paged, Protocol):
+class Network(Follower, Protocol):
     """The weights that a drafter runs, and the pages of its cache."""
 
     checkpoint: Checkpoint

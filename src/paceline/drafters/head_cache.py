@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core import Context, Floats
 from paceline.drafters.tenants import Tenants
-from paceline.models.kv import KVCache, KVSequence
+from paceline.models.kv import KVCache, KVSequence, Paged
 
 MOST_BYTES = 256 << 20
 """States kept for one request; beyond it the older half is forgotten."""
@@ -94,14 +94,10 @@ class Track:
         self.filed = 0
 
 
-class Paged(Protocol):
-    """What has cache pages."""
+class Follower(Paged, Protocol):
+    """A network with cache pages, and positions for so many rows of a text."""
 
-    pages: int
-    page_size: int
     context_limit: int
-
-    def copy_page(self, source: int, target: int) -> None: ...
 
 
 class HeadCache(Tenants[Track]):
@@ -111,8 +107,8 @@ class HeadCache(Tenants[Track]):
         head: whose pages are this cache's alone.
     """
 
-    def __init__(self, head: Paged) -> None:
-        super().__init__(KVCache(head.pages, head.page_size, head.copy_page))
+    def __init__(self, head: Follower) -> None:
+        super().__init__(KVCache.of(head))
         self.head = head
 
     def settle(self, track: Track, tokens: Sequence[int]) -> None:
@@ -156,7 +152,7 @@ class HeadCache(Tenants[Track]):
         if track.sequence is None:
             self._begin(context, track)
         assert track.sequence is not None
-        return self.reserve(track, rows - track.done + more, busy)
+        return self.reserve(track, rows - track.done + more, busy, loose=more)
 
     def _begin(self, context: Context, track: Track) -> None:
         """Start with the rows that another request has left; without their states, behind the gap."""

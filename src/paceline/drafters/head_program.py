@@ -19,6 +19,7 @@ from paceline.drafters.checkpoint import Checkpoint
 from paceline.errors import ResourceError
 from paceline.models.config import DecoderConfig
 from paceline.models.decoder import Layers
+from paceline.models.kv import padded
 from paceline.models.memory import PAGE_SIZE
 from paceline.models.registry import architecture
 from paceline.models.target import Lent
@@ -96,6 +97,7 @@ class HeadProgram:
 
     page_size = PAGE_SIZE
     max_rows = MAX_ROWS
+    window = None
 
     def __init__(
         self,
@@ -275,7 +277,7 @@ def _lay(feeds: Sequence[Feed]) -> Rows:
         slots=_ints([slot for feed in feeds for slot in feed.slots]),
         parents=_ints(parents),
         sequences=np.repeat(np.arange(len(feeds), dtype=np.int32), counts),
-        tables=_tables([feed.table for feed in feeds]),
+        tables=padded([feed.table for feed in feeds]),
         wanted=_ints(wanted),
         logits=True,
     )
@@ -283,11 +285,3 @@ def _lay(feeds: Sequence[Feed]) -> Rows:
 
 def _ints(values: Sequence[int]) -> Ids:
     return np.asarray(values, np.int32)
-
-
-def _tables(tables: Sequence[Ids]) -> Ids:
-    """[S, P] page tables, shorter ones padded with page 0."""
-    padded = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = table
-    return padded

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from paceline.core import Ids, Target, WindowPages
+from paceline.core import Ids, WindowPages
 from paceline.models.kv_pages import Node, PageTable
 from paceline.models.window_pool import NearPages, WindowPool
 
@@ -60,14 +61,27 @@ def tables(sequences: Sequence[KVSequence]) -> tuple[Ids, Ids | None]:
         near = sequences[0].window_table
         return sequences[0].table[None], None if near is None else near[None]
     windows = [near for sequence in sequences if (near := sequence.window_table) is not None]
-    return _padded([sequence.table for sequence in sequences]), _padded(windows) if windows else None
+    return padded([sequence.table for sequence in sequences]), padded(windows) if windows else None
 
 
-def _padded(rows: Sequence[Ids]) -> Ids:
-    padded = np.zeros((len(rows), max(map(len, rows))), np.int32)
-    for wide, row in zip(padded, rows, strict=True):
-        wide[: len(row)] = row
-    return padded
+def padded(rows: Sequence[Ids]) -> Ids:
+    """[S, P] page tables, shorter ones filled up with page 0."""
+    wide = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for line, row in zip(wide, rows, strict=True):
+        line[: len(row)] = row
+    return wide
+
+
+class Paged(Protocol):
+    """What has cache pages; see `core.Target`."""
+
+    pages: int
+    page_size: int
+
+    @property
+    def window(self) -> WindowPages | None: ...
+
+    def copy_page(self, source: int, target: int) -> None: ...
 
 
 class KVCache:
@@ -96,9 +110,9 @@ class KVCache:
         self.clear()
 
     @classmethod
-    def of(cls, target: Target) -> KVCache:
-        """A cache of all of a target's pages."""
-        return cls(target.pages, target.page_size, target.copy_page, target.window)
+    def of(cls, owner: Paged) -> KVCache:
+        """A cache of all pages that a model has."""
+        return cls(owner.pages, owner.page_size, owner.copy_page, owner.window)
 
     def clear(self) -> None:
         """Forget everything; sequences handed out before are void."""

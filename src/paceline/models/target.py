@@ -73,7 +73,7 @@ class NativeTarget:
         self.context_limit = context_limit
         self.pages = pages
         self.cache = CacheNeeds.of(config)
-        self.window = _window(program, self.cache.window, window_pages)
+        self.window = window_of(program, self.cache.window, window_pages, MAX_ROWS)
         self.threads: int = program.threads
         self.isa: str = program.isa
         self.weight_bytes: int = program.weight_bytes
@@ -266,11 +266,13 @@ def _window_pages(wanted: int | None, context: int, cache: CacheNeeds, left: int
     return min(pages, max(affordable, _pages(None, cache.window_tokens)))
 
 
-def _window(program: Program, size: int, pages: int) -> WindowPages | None:
+def window_of(program: Program, size: int, pages: int, rows: int) -> WindowPages | None:
+    """What a program's cache says of its layers with a window; None if `size` is 0."""
+
     def copy_page(source: int, target: int) -> None:
         program.copy_page(source, target, windowed=True)
 
-    return WindowPages(size, pages, MAX_ROWS, copy_page) if size else None
+    return WindowPages(size, pages, rows, copy_page) if size else None
 
 
 def _context(config: DecoderConfig, wanted: int | None, program_bytes: int) -> tuple[int, int | None]:

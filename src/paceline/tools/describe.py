@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.drafters.beside import find_drafters
+from paceline.errors import PacelineError
+from paceline.models.config import DecoderConfig
+from paceline.models.memory import CacheNeeds
 from paceline.weights.source import open_model
 
 KV_BYTES = 2
@@ -19,6 +22,8 @@ class Description:
     """Attributes:
     tensor_bytes: bytes of weights by tensor type, largest first.
     kv_bytes_per_token: what one token of context takes in the KV cache.
+    window: of how many tokens at the end the layers with a sliding window keep theirs; 0 if there are none.
+    window_bytes_per_token: how much of it is theirs.
     drafters: what was found in the model's files or near them that drafts for it, and what does not and why.
     """
 
@@ -36,6 +41,8 @@ class Description:
     kv_heads: int
     context_length: int
     kv_bytes_per_token: int
+    window: int
+    window_bytes_per_token: int
     tokenizer: str
     pre_tokenizer: str
     vocabulary: int
@@ -64,6 +71,7 @@ def describe(path: Path) -> Description:
         kv_heads = _number(meta, arch, "attention.head_count_kv") or heads
         width = _number(meta, arch, "embedding_length")
         head_size = _number(meta, arch, "attention.key_length") or width // max(heads, 1)
+        cache = _cache(meta) or CacheNeeds(2 * layers * kv_heads * head_size * KV_BYTES)
         return Description(
             file=str(path),
             bytes=file.nbytes,
@@ -78,13 +86,23 @@ def describe(path: Path) -> Description:
             heads=heads,
             kv_heads=kv_heads,
             context_length=_number(meta, arch, "context_length"),
-            kv_bytes_per_token=2 * layers * kv_heads * head_size * KV_BYTES,
+            kv_bytes_per_token=cache.per_token + cache.window_per_token,
+            window=cache.window,
+            window_bytes_per_token=cache.window_per_token,
             tokenizer=str(meta.get("tokenizer.ggml.model", "")),
             pre_tokenizer=str(meta.get("tokenizer.ggml.pre", "")),
             vocabulary=len(meta.get("tokenizer.ggml.tokens") or ()),
             chat_template=meta.get("tokenizer.chat_template"),
             drafters=[found.describe(path) for found in find_drafters(file)],
         )
+
+
+def _cache(meta: dict[str, Any]) -> CacheNeeds | None:
+    """What the cache takes, if the model is one that runs."""
+    try:
+        return CacheNeeds.of(DecoderConfig.from_metadata(meta))
+    except (PacelineError, KeyError):
+        return None
 
 
 def _number(meta: dict[str, Any], arch: str, key: str) -> int:
