@@ -1,4 +1,4 @@
-"""Drafters say what public code says, as recorded by oracles.record_heads and oracles.record_llama_heads."""
+"""Drafters say what public code says, as oracles.record_heads and its like recorded it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oracles.head_cases import CASES, TARGET
+from oracles.head_cases import CASES as TORCH_CASES
+from oracles.head_cases import TARGET
 from oracles.llama_heads import CASES as LLAMA_CASES
 from oracles.llama_heads import SHARED, target_at
+from oracles.vllm_cases import CASES as VLLM_CASES
 from paceline.models.target import NativeTarget
 from paceline.weights.gguf import GGUFFile
 from paceline.weights.source import open_model
@@ -21,7 +23,9 @@ from support.public_rounds import answers
 
 RECORDED = Path(__file__).parent / "recorded"
 RECORDS = json.loads((RECORDED / "public_heads.json").read_text())
+RECORDS |= json.loads((RECORDED / "vllm_heads.json").read_text())
 LLAMA_RECORDS = json.loads((RECORDED / "llama_heads.json").read_text())
+CASES = {**TORCH_CASES, **VLLM_CASES}
 EVERY = 16
 
 

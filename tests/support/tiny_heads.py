@@ -172,14 +172,17 @@ class TinyHead:
         if self.kind == "eagle3" and self.draft_vocab:
             offsets = (self.kept - np.arange(len(self.kept))).astype(np.int64)
             marks = np.isin(np.arange(self.vocab), self.kept)
-            name = "draft_id_to_target_id" if self.layout == "vLLM" else "d2t"
-            stored[name] = ("I64", offsets.shape, offsets.tobytes())
+            stored[self.mapped_by()] = ("I64", offsets.shape, offsets.tobytes())
             stored["t2d"] = ("BOOL", marks.shape, marks.tobytes())
         for name in without:
             del stored[name]
         (path / "config.json").write_text(json.dumps(self.config()))
         (path / "model.safetensors").write_bytes(safetensors_bytes(stored))
         return path
+
+    def mapped_by(self) -> str:
+        """Name of the tensor that maps its ids to the target's."""
+        return "draft_id_to_target_id" if self.layout == "vLLM" else "d2t"
 
     def _name(self, name: str) -> str:
         if self.layout in ("vLLM", "speculators", "DeepSpec"):
