@@ -50,7 +50,7 @@ test-oracles: $(ORACLES)/.ready-$(LLAMA) model
 
 # ten times the random cases against plain decoding that `test` runs
 test-lossless: build
-	PACELINE_CASES=10 $(PY) -m pytest tests/engine/test_lossless_heads.py
+	PACELINE_CASES=10 $(PY) -m pytest --timeout 0 tests/engine/test_lossless_heads.py
 
 lint: build
 	$(VENV)/bin/ruff check .
