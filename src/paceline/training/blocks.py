@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.training.head import Batch, Head, cross_entropy, weighted_mean
+from paceline.training.head import Batch, Head, weighted_mean
 from paceline.training.layers import Attention, Layer, Shape, scale
 from paceline.training.teacher import Teacher
 
@@ -86,11 +86,8 @@ class DFlash(Head):
 
     def compare(self, guesses: Guesses) -> Tensor:
         """[B, A, S] losses."""
-        return cross_entropy(self.teacher.output(guesses.hidden), self.chances(guesses))
-
-    def chances(self, guesses: Guesses) -> Tensor:
-        """[B, A, S, vocab] what the target gives the tokens to be guessed."""
-        return self.teacher.output(self.teacher.normed(guesses.true)).softmax(dim=3)
+        logits = self.teacher.output(guesses.hidden)
+        return functional.cross_entropy(logits.movedim(3, 1), guesses.labels, reduction="none")
 
     def draw(self, batch: Batch) -> Tensor:
         """[B, A] where blocks begin, such that they end within the text; 0 has nothing before it."""
@@ -175,7 +172,8 @@ class DSpark(DFlash):
         """0.1 of the cross entropy, 0.9 of the distance between distributions, and the confidence's own."""
         before = self.markov_head.markov_w1(guesses.before)
         logits = self.teacher.output(guesses.hidden) + self.markov_head.markov_w2(before)
-        distance = (logits.softmax(dim=3) - self.chances(guesses)).abs().sum(dim=3)
+        chances = self.teacher.output(self.teacher.normed(guesses.true)).softmax(dim=3)
+        distance = (logits.softmax(dim=3) - chances).abs().sum(dim=3)
         taken = (1.0 - 0.5 * distance).detach()  # the chance that a guess is taken
         sure = self.confidence_head.proj(torch.cat([guesses.hidden, before], dim=3))[..., 0]
         loss = 0.1 * functional.cross_entropy(logits.movedim(3, 1), guesses.labels, reduction="none")

@@ -56,6 +56,7 @@ def new_head(
     teacher: Teacher,
     transcripts: Sequence[Transcript],
     *,
+    taps: tuple[int, ...] | None = None,
     shape: Shape | None = None,
     draft_vocab: int | None = None,
     seed: int = 0,
@@ -66,6 +67,7 @@ def new_head(
     Args:
         transcripts: texts of the target: EAGLE-3 drafts what is frequent in them, block drafters take an id
             for their mask that is not in them.
+        taps: layers whose inputs it reads; None means `taps_of`.
         shape: of its layers; None means as the target's.
         draft_vocab: of EAGLE-3: how many ids it drafts; None means all that occur.
         sizes: more arguments of the kind's class.
@@ -74,7 +76,7 @@ def new_head(
         UsageError: no id is free for a mask.
     """
     torch.manual_seed(seed)
-    taps, shape = taps_of(kind, teacher.depth), shape or Shape.of(teacher.config)
+    taps, shape = taps or taps_of(kind, teacher.depth), shape or Shape.of(teacher.config)
     counts = _counts(transcripts, teacher.vocab_size)
     if kind in ("eagle", "mtp"):
         return KINDS[kind](teacher, shape, **sizes)
