@@ -160,8 +160,9 @@ class Ledger:
             assert self.memory.read(sequence) == tokens
             if sight := self.memory.sight:
                 assert self.memory.read_near(sequence) == tokens[max(0, len(tokens) + 1 - sight) :]
-                reserved = len(sequence.table) - -(-len(tokens) // PAGE)
-                assert self.memory.held(sequence) <= (sight - 2) // PAGE + 2 + reserved
+                full, first = -(-len(tokens) // PAGE), max(0, len(tokens) - sight + 1) // PAGE
+                reserved = len(sequence.table) - full
+                assert 0 <= self.memory.held(sequence) - (full - first) <= reserved
 
 
 class LedgerMachine(RuleBasedStateMachine):
