@@ -331,8 +331,10 @@ class TransformersMtp:
 
         rounds, known = [], 0
         cache = MtpCache(config=self.model.config)
+        first = self.target.model.config.mtp_hidden_states_first
         for text in texts:
-            states = self.target.states(text[:-1])[-1]
+            # MiMo's model hands on what its final norm reads: so its authors run it in vLLM.
+            states = self.target.raw(text[:-1]) if first else self.target.states(text[:-1])[-1]
             with torch.inference_mode():
                 ids, logits, _ = self.model(
                     input_ids=row(text[known + 1 :]),

@@ -59,6 +59,15 @@ class PublicTarget:
         self.embedding = copy.deepcopy(self.model.get_input_embeddings()).to(dtype)
         self.head = copy.deepcopy(self.model.lm_head).to(dtype)
 
+    def raw(self, tokens: Sequence[int]) -> Any:
+        """[1, n, width] what the final norm reads."""
+        seen: list[Any] = []
+        norm = self.model.get_decoder().norm
+        hook = norm.register_forward_pre_hook(lambda _module, given: seen.append(given[0].detach()))
+        self.states(tokens)
+        hook.remove()
+        return seen[0].to(self.dtype)
+
     def states(self, tokens: Sequence[int]) -> list[Any]:
         """[1, n, width] each: the embedding's, every layer's, the last one's normalised."""
         with torch.inference_mode():

@@ -55,7 +55,8 @@ class TinyMtp(TinyHead):
         own_head: whether it has an output matrix of its own.
         biases: on query, key and value.
         heads_in_file: how many heads the file has; the first is used.
-        post_hidden, post_chain: whether states are normalised when they come in, and when they are handed on.
+        post_hidden, post_chain: whether states are normalised when they come in, and when they are handed on;
+            None means as MiMo has it, and all others.
     """
 
     kind: str = "mtp"
@@ -65,7 +66,7 @@ class TinyMtp(TinyHead):
     own_head: bool = False
     biases: bool = False
     heads_in_file: int = 1
-    post_hidden: bool = True
+    post_hidden: bool | None = None
     post_chain: bool = True
 
     def arrays(self) -> dict[str, Array]:
@@ -187,7 +188,8 @@ class ReferenceMtp(ReferenceHead):
 
     def fused(self, states: Sequence[Array]) -> Array:
         state = states[0].astype(np.float64)
-        return rms(state, self.final_norm, self.eps) if self.tiny.post_hidden else state
+        normed = self.tiny.layout != "MiMo" if self.tiny.post_hidden is None else self.tiny.post_hidden
+        return rms(state, self.final_norm, self.eps) if normed else state
 
     def rows(self, tokens: Sequence[int], given: Array) -> tuple[Array, Array]:
         tiny, weights = self.tiny, self.weights

@@ -46,10 +46,11 @@ class Flags:
 
     @classmethod
     def of(cls, found: Checkpoint, options: HeadOptions) -> Flags:
+        first = found.layout == "MiMo" or found.settings.get("model_type") == "mimo"
         raw = found.layout == "MiMo V2"
-        normed = (not raw) if options.hidden is None else options.hidden == "post"
+        normed = not (first or raw) if options.hidden is None else options.hidden == "post"
         chained = (not raw) if options.chain is None else options.chain == "post"
-        return cls(found.layout == "MiMo" or found.settings.get("model_type") == "mimo", normed, chained)
+        return cls(first, normed, chained)
 
 
 def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
