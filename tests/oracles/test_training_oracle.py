@@ -148,7 +148,7 @@ BRIEF: dict[str, tuple[int, float, list[str]]] = {
     "dspark": (300, 0.4, [TOKEN]),
 }
 """Steps, drafted tokens kept per pass that they must reach, and mistakes with which they must not: those that
-cost most before a head has learnt to use all it hears. `training/test_fitted.py` holds others to every one."""
+cost most before a head has learnt to use all it hears. `test_fitted.py` holds others to every one."""
 
 
 @kinds

@@ -82,7 +82,9 @@ def new_head(
         return KINDS[kind](teacher, shape, **sizes)
     if kind == "eagle3":
         return Eagle3(teacher, shape, taps, _frequent(counts, draft_vocab), **sizes)
-    return KINDS[kind](teacher, shape, taps, mask=_unused(counts), **sizes)
+    mask = sizes.pop("mask", None)
+    mask = _unused(counts) if mask is None else mask
+    return KINDS[kind](teacher, shape, taps, mask=mask, **sizes)
 
 
 def _counts(transcripts: Sequence[Transcript], vocab: int) -> np.ndarray[Any, np.dtype[np.int64]]:
