@@ -35,11 +35,14 @@ class Counters:
 
 def record(stats: Sequence[SpeculationStats], outcome: Outcome) -> None:
     """Count a decode pass of one request in each of `stats`."""
+    claims = _claims(outcome) if len(outcome.draft) else []
     for each in stats:
         each.passes += 1
         each.committed += len(outcome.committed)
         if len(outcome.draft):
             _record_draft(each, outcome)
+            for drafter, place, chance, right in claims:
+                _record_claim(each.by_drafter[drafter].claims, place, chance, right)
 
 
 def _record_draft(stats: SpeculationStats, outcome: Outcome) -> None:
@@ -50,14 +53,28 @@ def _record_draft(stats: SpeculationStats, outcome: Outcome) -> None:
     positions += [0] * (len(outcome.path) - len(positions))
     for i in range(len(outcome.path)):
         positions[i] += 1
+    by_drafter = stats.by_drafter
     for source in outcome.draft.sources:
-        stats.by_drafter.setdefault(source, DrafterStats()).drafted += 1
+        if source not in by_drafter:
+            by_drafter[source] = DrafterStats()
+        by_drafter[source].drafted += 1
     for node in outcome.path:
-        stats.by_drafter[outcome.draft.sources[node]].accepted += 1
-    chances = outcome.draft.chances.tolist()
-    for node, right in outcome.tested():
-        claims = stats.by_drafter[outcome.draft.sources[node]].claims
-        its = claims.setdefault(min(int(chances[node] * CLAIM_CLASSES), CLAIM_CLASSES - 1), Claims())
-        its.decided += 1
-        its.expected += chances[node]
-        its.right += right
+        by_drafter[outcome.draft.sources[node]].accepted += 1
+
+
+def _claims(outcome: Outcome) -> list[tuple[str, int, float, bool]]:
+    """(drafter, class, chance, whether it was right) of every node that the target decided on."""
+    chances, sources = outcome.draft.chances.tolist(), outcome.draft.sources
+    return [
+        (sources[node], min(int(chances[node] * CLAIM_CLASSES), CLAIM_CLASSES - 1), chances[node], right)
+        for node, right in outcome.tested()
+    ]
+
+
+def _record_claim(claims: dict[int, Claims], place: int, chance: float, right: bool) -> None:
+    its = claims.get(place)
+    if its is None:
+        its = claims[place] = Claims()
+    its.decided += 1
+    its.expected += chance
+    its.right += right
