@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch", reason="oracles have an environment of their own")
+
 from oracles.head_cases import CASES, SOURCES, TARGET
 from oracles.public_code import SOURCES as CLONES
 from oracles.public_code import PublicTarget
