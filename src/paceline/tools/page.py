@@ -66,7 +66,7 @@ def finish(axes: Any) -> None:
     """Take away the box, and name the lines."""
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper left")  # the best place takes long to find
 
 
 def svg(figure: Any, name: str) -> str:
