@@ -13,6 +13,7 @@ import torch
 
 from oracles.public_code import (
     PublicTarget,
+    TextByText,
     loaded,
     mapped,
     qwen3,
@@ -65,7 +66,7 @@ class ZLab:
         return logits
 
 
-class SpecForgeBlock:
+class SpecForgeBlock(TextByText):
     """DFlash and DSpark as specforge trains them: blocks with the masks and labels of its training."""
 
     def __init__(self, path: Path, target: PublicTarget) -> None:
@@ -75,12 +76,6 @@ class SpecForgeBlock:
         config._attn_implementation = "eager"
         self.model = loaded(AutoDraftModel.from_config(config), path, target)
         self.target = target
-
-    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
-        return [self._draft(text, count) for text in texts]
-
-    def save(self, path: Path) -> None:
-        self.model.save_pretrained(path)
 
     @torch.inference_mode()
     def _draft(self, text: Sequence[int], count: int) -> Round:
@@ -134,7 +129,7 @@ def _chain(model: Any, text: Sequence[int], hidden: Any, head: Any) -> Round:
     return round_of(text, drafts[0], logits[0], ask(hidden, prev_token_ids=before))
 
 
-class DeepSpecBlock:
+class DeepSpecBlock(TextByText):
     """DSpark by its authors, from their repository: no package has it."""
 
     def __init__(self, path: Path, target: PublicTarget) -> None:
@@ -143,12 +138,6 @@ class DeepSpecBlock:
 
         self.model = loaded(Qwen3DSparkModel(qwen3(path)), path, target)
         self.target = target
-
-    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
-        return [self._draft(text, count) for text in texts]
-
-    def save(self, path: Path) -> None:
-        self.model.save_pretrained(path)
 
     @torch.inference_mode()
     def _draft(self, text: Sequence[int], count: int) -> Round:
@@ -165,19 +154,13 @@ class DeepSpecBlock:
         return _chain(self.model, text, hidden[:, :count], self.model.lm_head)
 
 
-class SpeculatorsBlock:
+class SpeculatorsBlock(TextByText):
     """DFlash and DSpark as speculators trains them, asked again with each drafted token taught."""
 
     def __init__(self, path: Path, target: PublicTarget) -> None:
         self.model = speculator(path, target)
         self.target = target
         self.first = 0 if self.model.config.sample_from_anchor else 1
-
-    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
-        return [self._draft(text, count) for text in texts]
-
-    def save(self, path: Path) -> None:
-        self.model.save_pretrained(path)
 
     @torch.inference_mode()
     def _draft(self, text: Sequence[int], count: int) -> Round:

@@ -18,6 +18,7 @@ from oracles.public_code import (
     Absent,
     PublicTarget,
     Tap,
+    TextByText,
     bypass,
     leave_out,
     loaded,
@@ -34,7 +35,7 @@ from oracles.public_code import (
 from support.public_rounds import Round
 
 
-class SafeAILab:
+class SafeAILab(TextByText):
     """EAGLE-1 by its authors: eagle-llm."""
 
     def __init__(self, path: Path, target: PublicTarget) -> None:
@@ -46,9 +47,6 @@ class SafeAILab:
         self.model = loaded(Model(config, bias=bool(settings_of(path).get("bias", True))), path, target)
         self.target, self.path = target, path
         self.tap = Tap(target.head)
-
-    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
-        return [self._draft(text, count) for text in texts]
 
     def save(self, path: Path) -> None:
         write(path, self.model.state_dict(), settings_of(self.path))
@@ -128,7 +126,7 @@ class SafeAILabSource(AngelSlim):
             return self.model.topK_genrate(features, ids, None, None)[0]
 
 
-class SpecForge:
+class SpecForge(TextByText):
     """EAGLE-3 as specforge trains it: each step sees the text's keys and its own row's."""
 
     def __init__(self, path: Path, target: PublicTarget) -> None:
@@ -139,12 +137,6 @@ class SpecForge:
         self.target = target
         # Its configurations count the layers' outputs.
         self.taps = [i + 1 for i in config.eagle_config["eagle_aux_hidden_state_layer_ids"]]
-
-    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
-        return [self._draft(text, count) for text in texts]
-
-    def save(self, path: Path) -> None:
-        self.model.save_pretrained(path)
 
     @torch.inference_mode()
     def _draft(self, text: Sequence[int], count: int) -> Round:
@@ -169,19 +161,13 @@ class SpecForge:
         return round_of(text, drafts, logits)
 
 
-class Speculators:
+class Speculators(TextByText):
     """EAGLE-3 as speculators trains it, asked again with each drafted token taught."""
 
     def __init__(self, path: Path, target: PublicTarget) -> None:
         self.model = speculator(path, target)
         self.target = target
         self.tap = Tap(self.model.lm_head)
-
-    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
-        return [self._draft(text, count) for text in texts]
-
-    def save(self, path: Path) -> None:
-        self.model.save_pretrained(path)
 
     @torch.inference_mode()
     def _draft(self, text: Sequence[int], count: int) -> Round:
@@ -262,7 +248,7 @@ class SpecForgeParallel(SpecForge):
         return round_of(text, [mapped(model, int(its.argmax())) for its in logits], logits)
 
 
-class DeepSpecEagle3:
+class DeepSpecEagle3(TextByText):
     """EAGLE-3 by DeepSpec, from its repository."""
 
     def __init__(self, path: Path, target: PublicTarget) -> None:
@@ -271,12 +257,6 @@ class DeepSpecEagle3:
 
         self.model = loaded(Qwen3Eagle3Model(qwen3(path)), path, target)
         self.target = target
-
-    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
-        return [self._draft(text, count) for text in texts]
-
-    def save(self, path: Path) -> None:
-        self.model.save_pretrained(path)
 
     @torch.inference_mode()
     def _draft(self, text: Sequence[int], count: int) -> Round:
@@ -361,7 +341,7 @@ def _from_mimo(entry: tuple[str, Any]) -> tuple[str, Any]:
     return f"layers.0.{_MIMO.get(name, 'mtp_block.' + name)}.weight", entry[1]
 
 
-class SpeculatorsMtp:
+class SpeculatorsMtp(TextByText):
     """A head that speculators trains, with the rows that a first step leaves behind, as engines run it."""
 
     def __init__(self, path: Path, target: PublicTarget) -> None:
@@ -369,12 +349,6 @@ class SpeculatorsMtp:
             path = _converted(path, target)
         self.model = speculator(path, target)
         self.target = target
-
-    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
-        return [self._draft(text, count) for text in texts]
-
-    def save(self, path: Path) -> None:
-        self.model.save_pretrained(path)
 
     @torch.inference_mode()
     def _draft(self, text: Sequence[int], count: int) -> Round:

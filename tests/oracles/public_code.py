@@ -40,6 +40,21 @@ class PublicDrafter(Protocol):
         """Write the checkpoint as this code writes it; those that cannot have no such method."""
 
 
+class TextByText:
+    """Base of those that draft behind each text alone, and that transformers saves."""
+
+    model: Any
+
+    def play(self, texts: Sequence[Sequence[int]], count: int) -> list[Round]:
+        return [self._draft(text, count) for text in texts]
+
+    def save(self, path: Path) -> None:
+        self.model.save_pretrained(path)
+
+    def _draft(self, text: Sequence[int], count: int) -> Round:
+        raise NotImplementedError
+
+
 class PublicTarget:
     """A folder run by transformers in float32.
 

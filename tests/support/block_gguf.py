@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from support.block_heads import GONE, TinyHead
-from support.gguf_writer import Tensor, write_gguf
+from support.gguf_writer import LAYER_NAMES, Tensor, write_gguf
 
 _OUTER = {
     "fc": "fc",
@@ -21,19 +21,6 @@ _OUTER = {
     "markov_head.markov_w1": "markov_w1",
     "markov_head.markov_w2": "markov_w2",
     "confidence_head.proj": "conf_proj",
-}
-_INNER = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
 }
 
 
@@ -99,4 +86,4 @@ def _renamed(name: str) -> str:
         return f"{_OUTER[part]}.{kind}"
     match = re.fullmatch(r"layers\.(\d+)\.(.+)", part)
     assert match is not None, name
-    return f"blk.{match[1]}.{_INNER[match[2]]}.{kind}"
+    return f"blk.{match[1]}.{LAYER_NAMES[match[2]]}.{kind}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from support.folders import encoded, safetensors_bytes
-from support.gguf_writer import Tensor, write_gguf
+from support.gguf_writer import LAYER_NAMES, Tensor, write_gguf
 from support.tiny_heads import Array, ReferenceHead, TinyHead, rms
 
 _QWEN = {
@@ -30,19 +30,6 @@ _MIMO_V2 = {"shared_head_norm": "final_layernorm", "post_attention_layernorm": "
 _DEEPSEEK = {
     "shared_head_norm": "shared_head.norm",
     "shared_head_head": "shared_head.head",
-}
-_GGUF = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
 }
 
 
@@ -162,7 +149,7 @@ class TinyMtp(TinyHead):
         for i in range(self.heads_in_file):
             for name, values in self.arrays_of(i).items():
                 part, _, kind = name.partition(".")[2].rpartition(".")
-                ours = _GGUF.get(part, f"nextn.{part}")
+                ours = LAYER_NAMES.get(part, f"nextn.{part}")
                 tensors[f"blk.{self.target_layers + i}.{ours}.{kind}"] = Tensor.of(values)
         return tensors
 
