@@ -23,6 +23,9 @@ Item = tuple[int, Chunk | Exception]
 
 Observer = Callable[[int, Chunk | Exception], None]
 
+Take = Callable[[list[Item]], bool]
+"""Takes what arrived; returns whether that was all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -46,9 +49,6 @@ class Feed:
     Args:
         observe: told everything on the engine's thread, for the metrics.
         whole: wake the loop for finished completions only.
-
-    Attributes:
-        failure: set from the loop's side, and raised by `next`.
     """
 
     def __init__(self, observe: Observer, *, whole: bool = False) -> None:
@@ -57,10 +57,9 @@ class Feed:
         self._whole = whole
         self._items: deque[Item] = deque()
         self._waking = False
-        self._nudged = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._take: Take | None = None
+        self._over: asyncio.Future[None] = self._loop.create_future()
         self._tickets: list[Ticket] = []
-        self.failure: Exception | None = None
 
     def submit(self, service: Service, jobs: Sequence[Job]) -> None:
         """Submit all jobs or none. Takes a while; not for the event loop's thread.
@@ -76,34 +75,24 @@ class Feed:
             self.cancel()
             raise
 
-    async def next(self) -> list[Item]:
-        """Everything that arrived since the last call; waits for something, or for `nudge`.
+    async def run(self, take: Take) -> None:
+        """Hand everything that arrives to `take`, until it says that this was all.
+
+        It is called by the loop itself: to resume a task through all that waits for it would cost several
+        times what a token's event does.
 
         Raises:
-            Exception: the `failure`.
+            Exception: what `take` raised, or `fail` was given.
         """
-        while not (self._items or self._nudged or self.failure):
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        if self.failure is not None:
-            raise self.failure
-        self._nudged = False
-        items: list[Item] = []
-        while self._items:
-            items.append(self._items.popleft())
-        return items
+        self._take = take
+        self._wake()
+        await self._over
 
     def fail(self, error: Exception) -> None:
         """End the feed from the loop's side."""
-        if self.failure is None:
-            self.failure = error
+        if not self._over.done():
+            self._over.set_exception(error)
             self.cancel()
-            self._wake()
-
-    def nudge(self) -> None:
-        """Let `next` return, with nothing if nothing is there. From the loop's thread."""
-        self._nudged = True
-        self._wake()
 
     def cancel(self) -> None:
         """Cancel what is not over; harmless when all is."""
@@ -124,5 +113,13 @@ class Feed:
 
     def _wake(self) -> None:
         self._waking = False
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._take is None or self._over.done():
+            return
+        items: list[Item] = []
+        while self._items:
+            items.append(self._items.popleft())
+        try:
+            if items and self._take(items):
+                self._over.set_result(None)
+        except Exception as error:
+            self.fail(error)

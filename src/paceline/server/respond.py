@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.engine import Chunk
 from paceline.server.failures import ApiError, client_gone, from_error
-from paceline.server.feed import ClientGoneError, Feed
+from paceline.server.feed import ClientGoneError, Feed, Item
+from paceline.server.guard import WRITE, Write
 from paceline.server.reply import DONE, PING, Reply, dumps
 
 _log = logging.getLogger("paceline.server")
@@ -20,15 +21,17 @@ _log = logging.getLogger("paceline.server")
 
 async def whole(request: Request, feed: Feed, reply: Reply, *, timeout: float | None) -> Response:
     """Wait for all of it, then answer."""
+
+    def take(items: list[Item]) -> bool:
+        for prompt, item in items:
+            chunk = _usable(item)
+            if chunk.completion is not None:
+                reply.take(prompt, chunk.completion, chunk.index)
+        return reply.complete
+
     try:
         with _watched(feed, request.receive, timeout):
-            while not reply.complete:
-                for prompt, item in await feed.next():
-                    if isinstance(item, Exception):
-                        raise item
-                    if item.completion is not None:
-                        _refuse_cut(item)
-                        reply.take(prompt, item.completion, item.index)
+            await feed.run(take)
     except Exception as error:
         return _failure(error).response()
     headers = {"x-tokens-per-second": f"{reply.rate():.2f}"}
@@ -51,50 +54,41 @@ class EventStream(Response):
         self._reply = reply
         self._timeout = timeout
         self._ping_s = ping_s
-        self._sent = True
-        self._timer: asyncio.TimerHandle | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        self._tick()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ping: asyncio.TimerHandle | None = None
+        write: Write = scope["state"][WRITE]
+        sent = True
+
+        def take(items: list[Item]) -> bool:
+            nonlocal sent
+            text = "".join([self._reply.events(prompt, _usable(item)) for prompt, item in items])
+            if text:
+                sent = True
+                write(text.encode())
+            return self._reply.complete
+
+        def tick() -> None:
+            nonlocal sent, ping
+            if not sent:
+                write(PING)
+            sent = False
+            ping = asyncio.get_running_loop().call_later(self._ping_s, tick)
+
+        last = b""
         try:
             with _watched(self._feed, receive, self._timeout):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                await self._events(send)
+                tick()
+                await self._feed.run(take)
         except ClientGoneError:
             return
         except Exception as error:
-            event = f"data: {dumps(_failure(error).body())}\n\n{DONE}"
-            await _send(send, event.encode(), more=False)
-        else:
-            await _send(send, b"", more=False)
+            last = f"data: {dumps(_failure(error).body())}\n\n{DONE}".encode()
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
-
-    async def _events(self, send: Send) -> None:
-        while not self._reply.complete:
-            items = await self._feed.next()
-            events: list[str] = []
-            for prompt, item in items:
-                if isinstance(item, Exception):
-                    raise item
-                _refuse_cut(item)
-                events.append(self._reply.events(prompt, item))
-            text = "".join(events)
-            if text or not items:
-                self._sent = True
-                await _send(send, text.encode() or PING)
-
-    def _tick(self) -> None:
-        """Every so often: if nothing was sent since the last time, have a ping sent."""
-        if not self._sent:
-            self._feed.nudge()
-        self._sent = False
-        self._timer = asyncio.get_running_loop().call_later(self._ping_s, self._tick)
-
-
-async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+            if ping is not None:
+                ping.cancel()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 @contextmanager
@@ -126,9 +120,12 @@ def _late(timeout: float) -> ApiError:
     return ApiError(408, text, code="request_timeout", headers=headers)
 
 
-def _refuse_cut(chunk: Chunk) -> None:
-    if chunk.finish_reason == "abort":
+def _usable(item: Chunk | Exception) -> Chunk:
+    if isinstance(item, Exception):
+        raise item
+    if item.finish_reason == "abort":
         raise ApiError(503, "the request was ended by the server", code="shutting_down")
+    return item
 
 
 def _failure(error: Exception) -> ApiError:
