@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,20 @@ def test_what_a_target_says_of_itself(tiny: Path) -> None:
     assert load(tiny).context_limit == 512
     assert load(tiny).threads == physical_cores()
     assert load(tiny, pages=7).pages == 7
+
+
+def test_the_time_of_a_pass_by_operation(tiny: Path) -> None:
+    target = load(tiny)
+    one = Pass(target, [table_of(target)])
+    one.chain([1, 2, 3], 0)
+    before = one.run()
+    start = time.perf_counter()
+    times = target.op_times(one.rows())
+    matrices, rows = {"linear", "linear+", "swiglu", "head"}, {"embed", "copy", "norm", "quantize"}
+    assert set(times) == {*matrices, *rows, "rope", "attention"}
+    assert 0.0 < sum(times.values()) <= time.perf_counter() - start
+    assert min(times.values()) >= 0.0
+    np.testing.assert_array_equal(one.run().argmax, before.argmax)
 
 
 @pytest.mark.parametrize(

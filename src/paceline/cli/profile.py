@@ -11,7 +11,7 @@ from paceline.cli import terminal
 from paceline.cli.loading import locate
 from paceline.cli.options import DEMO_MODEL, Model, Quantize, Threads
 from paceline.cli.verb import verb
-from paceline.tools.profile import Profile, profile
+from paceline.tools.profile import APART, ROWS, Profile, profile
 from paceline.tools.provenance import provenance
 
 
@@ -27,6 +27,9 @@ def command(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.0, help="Time spent on each kind of pass")
     ] = 2.0,
+    operations: Annotated[
+        bool, typer.Option("--operations", help="Tell apart what a pass consists of, too")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one object")] = False,
 ) -> None:
     from paceline import native
@@ -34,7 +37,8 @@ def command(
     from paceline.weights.source import open_model
 
     path = locate(model)
-    terminal.note(f"measuring for about {8 * seconds:.0f} s")
+    kinds = len(ROWS) + 1 + (len(APART) if operations else 0)
+    terminal.note(f"measuring for about {kinds * seconds:.0f} s")
     with open_model(path, quantize) as file:
         target = NativeTarget.load(file, threads=threads)
         found = profile(
@@ -44,6 +48,7 @@ def command(
             read_bandwidth=lambda: native.read_bandwidth(target.threads),
             context=context,
             budget_s=seconds,
+            op_times=target.op_times if operations else None,
         )
     if json:
         terminal.write_json(asdict(found) | {"provenance": provenance()})
@@ -65,4 +70,17 @@ def _show(found: Profile) -> None:
             f"{cost.rows:>6} {cost.seconds * 1e3:>8.2f} {cost.ratio:>11.2f}x {cost.rows / cost.seconds:>8.0f}"
             f" {cost.bytes / cost.seconds / 1e9:>9.1f} {cost.bandwidth_share:>10.0%}  {kind}".rstrip()
         )
-    terminal.write("\n".join(lines) + "\n")
+    terminal.write("\n".join([*lines, *_operations(found)]) + "\n")
+
+
+def _operations(found: Profile) -> list[str]:
+    """Milliseconds of each kind of operation, by rows of the pass."""
+    if not found.operations:
+        return []
+    rows = sorted(found.operations[0].seconds)
+    heads = ["1 row" if n == 1 else f"{n} rows" for n in rows]
+    lines = ["", "  operation   " + "".join(f"{head:>11}" for head in heads) + "  (ms)"]
+    for cost in found.operations:
+        lines.append(f"  {cost.name:<12}" + "".join(f"{cost.seconds[n] * 1e3:>11.3f}" for n in rows))
+    total = [sum(cost.seconds[n] for cost in found.operations) for n in rows]
+    return [*lines, f"  {'all':<12}" + "".join(f"{seconds * 1e3:>11.3f}" for seconds in total)]

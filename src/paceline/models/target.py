@@ -190,6 +190,15 @@ class NativeTarget:
             }
         return found
 
+    def op_times(self, rows: Rows) -> dict[str, float]:
+        """Run one pass and return the seconds that each kind of operation in it took."""
+        self._program.time_ops(True)
+        try:
+            self.forward(rows)
+            return dict(self._program.timings())
+        finally:
+            self._program.time_ops(False)
+
     def move(
         self,
         table: Ids,

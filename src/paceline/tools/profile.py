@@ -14,6 +14,9 @@ from paceline.errors import RequestError
 
 ROWS = (1, 2, 4, 8, 16, 32)
 PREFILL = 512
+APART = (1, 8, PREFILL)
+"""Passes whose operations are told apart."""
+
 WARM_UP = 1
 
 
@@ -41,11 +44,24 @@ class PassCost:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationCost:
+    """All operations of one kind in a pass.
+
+    Attributes:
+        seconds: by rows of the pass; medians, timed apart from the passes, since timing costs a little.
+    """
+
+    name: str
+    seconds: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Attributes:
     read_bandwidth: bytes per second that the same threads read from memory, the best of several tries
         before, between and after the passes.
     context: tokens in the KV cache during each pass.
+    operations: the dearest in a pass of one row first; empty unless asked for.
     """
 
     weight_bytes: int
@@ -53,6 +69,7 @@ class Profile:
     read_bandwidth: float
     context: int
     passes: list[PassCost]
+    operations: list[OperationCost]
 
 
 def rows_at(target: Target, start: int, count: int, outputs: int) -> Rows:
@@ -82,10 +99,14 @@ def profile(
     read_bandwidth: Callable[[], float],
     context: int = 128,
     budget_s: float = 2.0,
+    op_times: Callable[[Rows], dict[str, float]] | None = None,
 ) -> Profile:
     """Time passes of 1 to 32 rows and a prefill, each for about `budget_s` seconds.
 
     Kinds of passes take turns, so that a machine that drifts does so for all. Overwrites the target's KV.
+
+    Args:
+        op_times: runs a pass and returns the seconds of each kind of operation; given, these are told apart.
 
     Raises:
         RequestError: the context and the largest pass do not fit the model's limit.
@@ -113,7 +134,29 @@ def profile(
         _cost(rows, outputs, own, one, weight_bytes + context * kv_bytes_per_token, max(bandwidth))
         for (rows, outputs), own in zip(kinds, times, strict=True)
     ]
-    return Profile(weight_bytes, kv_bytes_per_token, max(bandwidth), context, costs)
+    operations = [] if op_times is None else _operations(target, op_times, kinds, context, budget_s)
+    return Profile(weight_bytes, kv_bytes_per_token, max(bandwidth), context, costs, operations)
+
+
+def _operations(
+    target: Target,
+    op_times: Callable[[Rows], dict[str, float]],
+    kinds: Sequence[tuple[int, int]],
+    context: int,
+    budget_s: float,
+) -> list[OperationCost]:
+    found: dict[str, dict[int, float]] = {}
+    for rows, outputs in kinds:
+        if rows not in APART:
+            continue
+        asked = rows_at(target, context, rows, outputs)
+        times: list[dict[str, float]] = []
+        while _unfinished([sum(one.values()) for one in times], budget_s):
+            times.append(op_times(asked))
+        for name in times[0]:
+            found.setdefault(name, {})[rows] = median(one[name] for one in times)
+    costs = [OperationCost(name, seconds) for name, seconds in found.items()]
+    return sorted(costs, key=lambda cost: -cost.seconds.get(1, 0.0))
 
 
 def _fill(target: Target, context: int) -> None:
