@@ -10,8 +10,9 @@ measured includes the planner, which knows none of these numbers beforehand and 
 everything in Python, and the head's reading of the prompt. A head that boasts claims to be right nine times
 of ten and is so one time in twenty.
 
-Answers are the same in each round; each is held against the plain ones before and after it, and the median of
-the rounds counts. A step that took more than twice as long as most of its answer was interrupted by other
+In each round other places are right, since on one text a planner that learns is lucky or not; answers are
+held against the plain ones before and after them, and the rounds' mean against the mean of what the formula
+promises for each. A step that took more than twice as long as most of its answer was interrupted by other
 work on the machine, and counts as twice.
 """
 
@@ -24,7 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, cast
 
 import numpy as np
@@ -104,10 +105,12 @@ class Answer:
 
     Attributes:
         arm: how the head was; "" without one.
+        round: decided at which places it was right.
     """
 
     kind: str
     arm: str
+    round: int
     tokens: list[int]
     seconds: float
     tokens_per_pass: float = 1.0
@@ -127,7 +130,7 @@ class Stage:
         self.target = llm.engine.target
         self.prompt = llm.tokenize(PROMPT)
         self.params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        self.plain = self.answer("", "", "off").tokens
+        self.plain = self.answer("", "", 0, "off").tokens
         self.text = self.prompt + self.plain
         self.heads: dict[str, Rehearsed] = {}
         self.drafters: dict[str, StateDrafter] = {}
@@ -140,7 +143,7 @@ class Stage:
             self.drafters[kind] = cast(StateDrafter, llm.draft_models[-1])
             self.heads[kind] = Rehearsed(self.drafters[kind])
 
-    def answer(self, kind: str, arm: str, speculate: str) -> Answer:
+    def answer(self, kind: str, arm: str, turn: int, speculate: str) -> Answer:
         """Nothing carries over from answer to answer."""
         self.llm.clear()
         times: list[float] = []
@@ -151,14 +154,14 @@ class Stage:
         steps = np.diff(times)
         seconds = float(np.minimum(steps, 2 * np.median(steps)).sum())
         its = found.speculation
-        return Answer(kind, arm, found.tokens, seconds, its.mean_acceptance_length, its.drafted)
+        return Answer(kind, arm, turn, found.tokens, seconds, its.mean_acceptance_length, its.drafted)
 
     def costs(self, kind: str) -> Costs:
         """Measured now."""
         drafter = self.drafters[kind]
         target = PassTime.measure(self.target)
         own = PassTime.measure(cast(Target, drafter.network))
-        self.heads[kind].script = self.script(kind, Arm((0.7,)))
+        self.heads[kind].script = self.script(kind, Arm((0.7,)), 0)
         if isinstance(drafter, BlockDrafter):
             step, most = own.cost(BLOCK), drafter.model.config.slots
             first, last = self._drafting(kind, 1), self._drafting(kind, most)
@@ -171,19 +174,18 @@ class Stage:
     def _drafting(self, kind: str, length: int) -> float:
         """Seconds of drafting so many tokens, typically; the first time, which reads the prompt, apart."""
         with timed(self.drafters[kind]) as seconds:
-            self.answer(kind, "", f"{self.specs[kind]},num_speculative_tokens={length}")
+            self.answer(kind, "", 0, f"{self.specs[kind]},num_speculative_tokens={length}")
         return median(seconds[1:])
 
-    def script(self, kind: str, arm: Arm) -> Script:
-        """The same places are right in every round, so that rounds can be compared."""
+    def script(self, kind: str, arm: Arm, turn: int) -> Script:
         claims = None if arm.claim is None else [arm.claim]
-        script = Script(self.text, len(self.prompt), arm.chances, 1, claims)
+        script = Script(self.text, len(self.prompt), arm.chances, 1 + turn, claims)
         script.leave_out(self.heads[kind].own)
         return script
 
-    def drafted(self, kind: str, arm: Arm) -> Answer:
-        self.heads[kind].script = self.script(kind, arm)
-        found = self.answer(kind, str(arm), self.specs[kind])
+    def drafted(self, kind: str, arm: Arm, turn: int) -> Answer:
+        self.heads[kind].script = self.script(kind, arm, turn)
+        found = self.answer(kind, str(arm), turn, self.specs[kind])
         assert found.tokens == self.plain
         return found
 
@@ -208,16 +210,18 @@ def main() -> None:
         LLM(arguments.model, speculate="off", max_model_len=1024, threads=arguments.threads) as llm,
     ):
         stage = Stage(llm, Path(folder), arguments.kinds, arguments.tokens, arguments.options)
-        for _ in range(arguments.rounds):
+        for turn in range(arguments.rounds):
             for kind in arguments.kinds:
                 time.sleep(arguments.pause)
                 costs[kind].append(stage.costs(kind))
                 for arm in arms(kind, arguments.chances):
-                    answers += [stage.answer(kind, "", "off"), stage.drafted(kind, arm)]
-                answers.append(stage.answer(kind, "", "off"))
+                    answers += [stage.answer(kind, "", turn, "off"), stage.drafted(kind, arm, turn)]
+                answers.append(stage.answer(kind, "", turn, "off"))
         formulas = {
             kind: {
-                str(arm): fastest(some).formula(stage.script(kind, arm))
+                str(arm): [
+                    fastest(some).formula(stage.script(kind, arm, turn)) for turn in range(arguments.rounds)
+                ]
                 for arm in arms(kind, arguments.chances)
             }
             for kind, some in costs.items()
@@ -245,7 +249,7 @@ def report(
     arguments: argparse.Namespace,
     answers: Sequence[Answer],
     costs: dict[str, Costs],
-    formulas: dict[str, dict[str, float]],
+    formulas: dict[str, dict[str, list[float]]],
 ) -> None:
     prices = [
         [kind, one.step / one.checks[0], one.first / one.checks[0], one.more / one.checks[0]]
@@ -253,11 +257,11 @@ def report(
     ]
     rows: list[list[object]] = []
     for kind, its in formulas.items():
-        for arm, formula in its.items():
+        for arm, promised in its.items():
             some = [i for i, one in enumerate(answers) if (one.kind, one.arm) == (kind, arm)]
             plain = [(answers[i - 1].seconds + answers[i + 1].seconds) / 2 for i in some]
-            measured = median(p / answers[i].seconds for p, i in zip(plain, some, strict=True))
-            passes = median(answers[i].tokens_per_pass for i in some)
+            measured = fmean(p / answers[i].seconds for p, i in zip(plain, some, strict=True))
+            formula, passes = fmean(promised), fmean(answers[i].tokens_per_pass for i in some)
             rows.append([kind, arm, formula, measured, measured / formula, passes])
     figures: dict[str, Any] = {
         "model": Path(arguments.model).name,
