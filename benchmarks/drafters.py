@@ -46,8 +46,7 @@ class Replay:
 def accept(draft: Draft, truth: list[int]) -> tuple[int, ...]:
     """Indices of the draft nodes along the true text."""
     children: dict[tuple[int, int], int] = {
-        (parent, token): i
-        for i, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
+        (parent, token): i for i, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
     }
     path: list[int] = []
     node = ROOT
@@ -76,8 +75,8 @@ def replay(planner: Planner, request: int, line: dict, log: list | None = None) 
         at += len(committed)
         outcome = Outcome(draft, path, tuple(committed)) if len(draft) else None
         if log is not None and outcome is not None:
-            paths = draft.chances.tolist()
-            log += [(paths[i], hit) for i, hit in outcome.tested()]
+            paths = draft.chances
+            log += [(paths[i], hit) for i, hit in outcome.tested]
         again = time.thread_time()
         planner.commit(context, outcome)
         result.planning += middle - start + time.thread_time() - again

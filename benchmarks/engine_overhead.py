@@ -76,9 +76,7 @@ class ConstantDrafter:
 def _bushy(nodes: int, source: str) -> Draft:
     parents = [ROOT if i < 2 else (i - 1) // 2 * 2 - 1 for i in range(nodes)]
     tokens = [TOKEN if i % 2 else TOKEN + 1 for i in range(nodes)]  # the second sibling is right
-    chances = np.full(nodes, 0.9, np.float32)
-    as_ids = [np.asarray(x, np.int32) for x in (tokens, parents)]
-    return Draft(*as_ids, chances, (source,) * nodes)
+    return Draft(tokens, parents, [0.9] * nodes, (source,) * nodes)
 
 
 def _cut(draft: Draft, n: int) -> Draft:

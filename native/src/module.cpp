@@ -139,11 +139,6 @@ nb::list guesses(const SuffixOffer& offer, int place) {
   return all;
 }
 
-template <class T>
-auto array(const std::vector<T>& values) {
-  return nb::ndarray<nb::numpy, const T, nb::ndim<1>>(values.data(), {values.size()});
-}
-
 // Bytes per second that `threads` threads read from memory, best of several sweeps over 512 MiB.
 double read_bandwidth(int threads) {
   constexpr size_t kBytes = size_t{512} << 20;
@@ -195,9 +190,9 @@ NB_MODULE(_core, m) {
 
   nb::class_<ContextTree>(m, "ContextTree").def(nb::init<>()).def("follow", &follow, nb::arg("tokens"));
   nb::class_<SuffixOffer>(m, "SuffixOffer")
-      .def_prop_ro("tokens", [](const SuffixOffer& o) { return array(o.tokens); }, nb::rv_policy::reference_internal)
-      .def_prop_ro("parents", [](const SuffixOffer& o) { return array(o.parents); }, nb::rv_policy::reference_internal)
-      .def_prop_ro("chances", [](const SuffixOffer& o) { return array(o.chances); }, nb::rv_policy::reference_internal)
+      .def_ro("tokens", &SuffixOffer::tokens)
+      .def_ro("parents", &SuffixOffer::parents)
+      .def_ro("chances", &SuffixOffer::chances)
       .def("guesses", &guesses, nb::arg("place"))
       .def("child", &SuffixOffer::child, nb::arg("place"), nb::arg("token"));
   m.def("suffix_offer", &offer, nb::arg("own"), nb::arg("shared"), nb::arg("budget"), nb::arg("weights"), nb::arg("luck"));

@@ -239,7 +239,7 @@ class Draft:
     """A tree of guessed tokens. A chain is a tree without branches.
 
     Attributes:
-        tokens: [n] guessed token ids.
+        tokens: [n] guessed token ids. A draft has so few that lists are quicker than arrays.
         parents: [n] index of each node's parent, ROOT for children of the committed text;
             parents[i] < i always. Siblings carry different tokens.
         chances: [n] calibrated probability that the target takes the node, given that it took the parent.
@@ -248,9 +248,9 @@ class Draft:
             sampling reads it.
     """
 
-    tokens: Ids
-    parents: Ids
-    chances: Floats
+    tokens: list[int]
+    parents: list[int]
+    chances: list[float]
     sources: tuple[str, ...]
     probs: Floats | None = None
 
@@ -260,27 +260,22 @@ class Draft:
     @classmethod
     def chain(cls, tokens: Sequence[int], chances: Sequence[float], source: str) -> Draft:
         n = len(tokens)
-        return cls(
-            np.asarray(tokens, np.int32),
-            np.arange(-1, n - 1, dtype=np.int32),
-            np.asarray(chances, np.float32),
-            (source,) * n,
-        )
+        return cls(list(tokens), list(range(-1, n - 1)), list(chances), (source,) * n)
 
     @classmethod
     def empty(cls) -> Draft:
         return cls.chain((), (), "")
 
-    def path_chances(self) -> Floats:
+    def path_chances(self) -> list[float]:
         """Probability of each node being reached and taken: the product of chances from the root."""
-        path = self.chances.copy()
+        path = list(self.chances)
         for i, parent in enumerate(self.parents):
             if parent != ROOT:
                 path[i] *= path[parent]
         return path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of a checked draft.
 
@@ -288,20 +283,19 @@ class Outcome:
         draft: the nodes that were checked in the pass.
         path: indices of the accepted nodes, root first; each is a child of the one before.
         committed: token ids committed by this step: accepted ones, then the bonus or correction.
+        tested: (node, accepted) for every node whose parent was accepted: the ones the target decided on.
+            A node behind a rejected parent is censored: nothing was learnt about it.
     """
 
     draft: Draft
     path: tuple[int, ...]
     committed: tuple[int, ...]
+    tested: list[tuple[int, bool]] = field(init=False)
 
-    def tested(self) -> list[tuple[int, bool]]:
-        """(node, accepted) for every node whose parent was accepted: the ones the target decided on.
-
-        A node behind a rejected parent is censored: nothing was learnt about it.
-        """
+    def __post_init__(self) -> None:
         reached = {ROOT, *self.path}
         accepted = set(self.path)
-        return [(i, i in accepted) for i, p in enumerate(self.draft.parents.tolist()) if p in reached]
+        self.tested = [(i, i in accepted) for i, p in enumerate(self.draft.parents) if p in reached]
 
 
 class Drafter(Protocol):

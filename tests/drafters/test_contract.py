@@ -41,7 +41,7 @@ def accepted_path(draft: Draft, truth: list[int]) -> tuple[int, ...]:
     path: list[int] = []
     node = ROOT
     for token in truth:
-        found = [i for i, p in enumerate(draft.parents.tolist()) if p == node and draft.tokens[i] == token]
+        found = [i for i, p in enumerate(draft.parents) if p == node and draft.tokens[i] == token]
         if not found:
             break
         node = found[0]
@@ -66,7 +66,7 @@ def write(drafter: Drafter, context: Context, truth: list[int], budget: int) -> 
     whole = context.tokens + truth
     while (at := len(context.tokens)) < end:
         draft = drafter.propose(context, budget)
-        drafts.append(draft.tokens.tolist())
+        drafts.append(draft.tokens)
         advance(drafter, context, draft, whole[at:end])
     return drafts
 
@@ -74,16 +74,16 @@ def write(drafter: Drafter, context: Context, truth: list[int], budget: int) -> 
 def check(draft: Draft, name: str, budget: int) -> None:
     n = len(draft)
     assert n <= budget
-    assert draft.parents.shape == draft.chances.shape == (n,)
+    assert len(draft.parents) == len(draft.chances) == n
     assert draft.sources == (name,) * n
-    assert ((draft.tokens >= 0) & (draft.tokens < VOCAB)).all()
-    assert ((draft.chances >= 0) & (draft.chances <= 1)).all()
+    assert all(0 <= token < VOCAB for token in draft.tokens)
+    assert all(0 <= chance <= 1 for chance in draft.chances)
     shares: dict[int, float] = {}
     edges = set()
-    for i, (parent, token) in enumerate(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)):
+    for i, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         assert ROOT <= parent < i
         edges.add((parent, token))
-        shares[parent] = shares.get(parent, 0.0) + float(draft.chances[i])
+        shares[parent] = shares.get(parent, 0.0) + draft.chances[i]
     assert len(edges) == n, "siblings must differ"
     assert all(share <= 1.0 + 1e-5 for share in shares.values())
 
@@ -143,7 +143,7 @@ def test_learns_a_plain_repetition(name):
     # Every drafter copies here: far fewer steps than tokens.
     assert len(drafts) <= 14
     last = drafter.propose(context, 7)
-    assert last.tokens.tolist()[: len(phrase)] == phrase[: len(last)]
+    assert last.tokens[: len(phrase)] == phrase[: len(last)]
     assert len(last) > 0
 
 
@@ -206,7 +206,7 @@ def test_requests_side_by_side_draft_as_they_would_alone(name):
         for context, phrase in zip(contexts, phrases, strict=True):
             expected = (phrase * 3)[step % 7 :][:5]
             if step:
-                assert drafter.propose(context, 5).tokens.tolist()[:5] == expected[:5]
+                assert drafter.propose(context, 5).tokens[:5] == expected[:5]
             context.tokens.append(expected[0])
             drafter.commit(context, None)
 
@@ -221,7 +221,7 @@ def test_follows_the_text_while_speculation_is_off(name):
     for token in phrase * 3:
         context.tokens.append(token)
         drafter.commit(context, None)
-    assert drafter.propose(context, 4).tokens.tolist() == phrase[:4]
+    assert drafter.propose(context, 4).tokens == phrase[:4]
 
 
 @copiers
@@ -237,4 +237,4 @@ def test_many_tokens_may_arrive_at_once(name):
         one.commit(context, None)
     twin.tokens += phrase + phrase[:3]
     other.commit(twin, None)
-    assert one.propose(context, 6).tokens.tolist() == other.propose(twin, 6).tokens.tolist() != []
+    assert one.propose(context, 6).tokens == other.propose(twin, 6).tokens != []

@@ -118,11 +118,9 @@ def test_what_is_drafted_follows_from_the_text_alone(name: str, tmp_path: Path) 
 def test_requests_draft_together_as_alone(tmp_path: Path) -> None:
     drafter = load_head(CASES["deepspec rnn"].head.write(tmp_path / "head"), target_at(tmp_path))
     contexts = [heard(drafter, i) for i in range(4)]
-    alone = [
-        drafter.propose(context, n).tokens.tolist() for context, n in zip(contexts, (5, 1, 3, 2), strict=True)
-    ]
+    alone = [drafter.propose(context, n).tokens for context, n in zip(contexts, (5, 1, 3, 2), strict=True)]
     together = drafter.propose_many(contexts, [5, 1, 3, 2], None)
-    assert [draft.tokens.tolist() for draft in together] == alone
+    assert [draft.tokens for draft in together] == alone
     assert [len(one) for one in alone] == [5, 1, 3, 2]
 
 
@@ -135,13 +133,13 @@ def test_the_other_reading_of_the_block_drafts_other_tokens(tmp_path: Path) -> N
         load_head(path, target_at(tmp_path))
     first, bonus = (load_head(path, target_at(tmp_path), sample_from_anchor=told) for told in (True, False))
     assert (first.model.config.slots, bonus.model.config.slots) == (5, 4)
-    drafts = [[d.propose(heard(d, i), 4).tokens.tolist() for i in range(10)] for d in (first, bonus)]
+    drafts = [[d.propose(heard(d, i), 4).tokens for i in range(10)] for d in (first, bonus)]
     assert sum(one == other for one, other in zip(*drafts, strict=True)) <= 2
     written_so = TinyHead(**{**head.__dict__, "settings": {"sample_from_anchor": True}}).write(
         tmp_path / "so"
     )
     again = load_head(written_so, target_at(tmp_path))
-    assert [again.propose(heard(again, i), 4).tokens.tolist() for i in range(10)] == drafts[0]
+    assert [again.propose(heard(again, i), 4).tokens for i in range(10)] == drafts[0]
 
 
 def test_at_a_temperature_each_token_leads_to_the_next(tmp_path: Path) -> None:
@@ -158,7 +156,7 @@ def test_at_a_temperature_each_token_leads_to_the_next(tmp_path: Path) -> None:
     sampler = Sampler(params, tokens, frozenset(), MODEL.vocab, 11)
     hidden = oracle.hidden(oracle.features(wide(states)), tokens[-1])
     before = tokens[-1]
-    for i, (h, token) in enumerate(zip(hidden, draft.tokens.tolist(), strict=True)):
+    for i, (h, token) in enumerate(zip(hidden, draft.tokens, strict=True)):
         bias, _, _ = oracle._bias(h, before, np.zeros(0))
         row = (h @ oracle.head.T + bias).astype(np.float32)
         assert token == sampler.pick(row, int(row.argmax()), 40 + i)
@@ -178,7 +176,7 @@ def test_a_draft_ends_where_the_heads_doubt_makes_it_not_worth_more(tmp_path: Pa
         drafts.append(drafter.propose_many([heard(drafter, 1)], [8], prices)[0])
         (whole,) = drafter.propose_many([heard(drafter, 2)], [8], None)
         assert len(whole) == 8
-        assert (whole.chances > 0.9).all() if bias > 0 else (whole.chances < 0.2).all()
+        assert min(whole.chances) > 0.9 if bias > 0 else max(whole.chances) < 0.2
     assert len(drafts[0]) >= 4 > len(drafts[1])
     np.testing.assert_array_equal(drafts[0].tokens[: len(drafts[1])], drafts[1].tokens)
 
@@ -270,7 +268,7 @@ def test_the_old_prefix_of_specforge_is_known(tmp_path: Path) -> None:
     old = load_head(head.write(tmp_path / "old", arrays), target_at(tmp_path))
     for drafter in (plain, old):
         assert drafter.model.config.markov is not None
-    drafts = [d.propose(heard(d, 3), 7).tokens.tolist() for d in (plain, old)]
+    drafts = [d.propose(heard(d, 3), 7).tokens for d in (plain, old)]
     assert drafts[0] == drafts[1]
 
 

@@ -14,9 +14,9 @@ def test_offers_the_forced_run_as_certain(budget: int) -> None:
     context = Context(1, [5, 6], 2, constraint=Listed([[7], [8], [9], [1, 2], [3]], 20))
     draft = GrammarDrafter().propose(context, budget)
     n = min(budget, 3)
-    assert draft.tokens.tolist() == [7, 8, 9][:n]
-    assert draft.parents.tolist() == [-1, 0, 1][:n]
-    assert draft.chances.tolist() == [1.0] * n
+    assert draft.tokens == [7, 8, 9][:n]
+    assert draft.parents == [-1, 0, 1][:n]
+    assert draft.chances == [1.0] * n
     assert draft.sources == ("grammar",) * n
 
 

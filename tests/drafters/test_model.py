@@ -238,7 +238,7 @@ def test_ids_that_one_side_lacks_are_never_drafted() -> None:
     for drafter, forbidden in ((short, {259, 260, 261}), (padded, set()), (partial, {40, 41})):
         drafted: set[int] = set()
         for first in range(0, VOCAB_SIZE, 3):
-            drafted |= set(drafter.propose(Context(first, [first, 1], 2), 6).tokens.tolist())
+            drafted |= set(drafter.propose(Context(first, [first, 1], 2), 6).tokens)
         assert drafted <= set(range(VOCAB_SIZE)) - forbidden
         assert len(drafted) > 50
 
@@ -254,9 +254,9 @@ def test_the_first_guess_is_what_a_fresh_model_would_say(kind: str) -> None:
         draft = drafter.propose(context, rng.randint(1, 5))
         check_cache(drafter)
         if len(draft):
-            assert draft.tokens.tolist() == greedy(NEAR, context.tokens, len(draft), **KINDS[kind])
+            assert draft.tokens == greedy(NEAR, context.tokens, len(draft), **KINDS[kind])
         kept = rng.randint(0, len(draft))
-        context.tokens += [*draft.tokens[:kept].tolist(), rng.randrange(VOCAB_SIZE)]
+        context.tokens += [*draft.tokens[:kept], rng.randrange(VOCAB_SIZE)]
         if rng.random() < 0.8:
             drafter.commit(context, None)
         if len(context.tokens) > 40:
@@ -286,7 +286,7 @@ def test_after_a_pause_it_catches_up_in_one_pass() -> None:
     model = drafter.model
     assert isinstance(model, StubTarget)
     before = len(model.row_counts)
-    assert drafter.propose(context, 1).tokens.tolist() == greedy(RULE, context.tokens, 1)
+    assert drafter.propose(context, 1).tokens == greedy(RULE, context.tokens, 1)
     assert model.row_counts[before:] == [9 - 1]  # one of the nine was drafted and computed
 
 
@@ -298,7 +298,7 @@ def test_a_prompt_longer_than_a_pass_is_read_in_parts(kind: str) -> None:
     context = Context(1, list(prompt), 200)
     for length in (3, 1, 2):
         expected = greedy(RULE, context.tokens, length, **KINDS[kind])
-        assert drafter.propose(context, length).tokens.tolist() == expected
+        assert drafter.propose(context, length).tokens == expected
         context.tokens += [*expected, 7]
         check_cache(drafter)
     model = drafter.model
@@ -320,7 +320,7 @@ def test_batches_take_one_pass_per_token() -> None:
     drafter = draft_model(RULE)
     contexts = [Context(i, [i, i + 1, i + 2], 3) for i in range(4)]
     drafts = drafter.propose_many(contexts, [3, 3, 2, 0], None)
-    assert [d.tokens.tolist() for d in drafts] == [
+    assert [d.tokens for d in drafts] == [
         *(greedy(RULE, c.tokens, n) for c, n in zip(contexts, (3, 3, 2), strict=False)), [],
     ]  # fmt: skip
     model = drafter.model
@@ -335,7 +335,7 @@ def test_a_second_choice_stands_beside_an_unsure_first() -> None:
     for request in range(20):
         (draft,) = drafter.propose_many([Context(request, [request, 3], 2)], [8], prices)
         shares: dict[int, float] = {}
-        for parent, chance in zip(draft.parents.tolist(), draft.chances.tolist(), strict=True):
+        for parent, chance in zip(draft.parents, draft.chances, strict=True):
             shares[parent] = shares.get(parent, 0.0) + chance
         assert all(share <= 1.0 + 1e-6 for share in shares.values())
         found += len(shares) < len(draft)
@@ -399,5 +399,5 @@ def test_interrupted_anywhere_it_starts_anew() -> None:
     drafter.cache.kv.reserve(drafter._seats[1].track.sequence, 9)  # type: ignore[arg-type]
     drafter.reset()
     assert drafter.cache.kv.available == 30
-    assert drafter.propose(context, 3).tokens.tolist() == greedy(RULE, PROMPT, 3)
+    assert drafter.propose(context, 3).tokens == greedy(RULE, PROMPT, 3)
     check_cache(drafter)

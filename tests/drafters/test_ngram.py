@@ -43,7 +43,7 @@ def propose(tokens: list[int], budget: int = 4, **options: int) -> list[int]:
     drafter = NgramDrafter(**options)
     context = Context(1, tokens, len(tokens))
     drafter.commit(context, None)
-    return drafter.propose(context, budget).tokens.tolist()
+    return drafter.propose(context, budget).tokens
 
 
 def test_copies_what_followed():
@@ -71,7 +71,7 @@ def test_a_longer_match_is_claimed_with_more_chance():
     drafter = NgramDrafter()
     context = Context(1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], 12)
     drafter.commit(context, None)
-    chances = drafter.propose(context, 6).chances.tolist()
+    chances = drafter.propose(context, 6).chances
     assert chances == sorted(chances)
     assert chances[0] < chances[-1]
 

@@ -21,7 +21,7 @@ def after(written: list[int], prediction: list[int] = PREDICTION, budget: int = 
 def chains(draft: Draft) -> list[list[int]]:
     """The chains from the root, in order."""
     found: list[list[int]] = []
-    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
         if parent == ROOT:
             found.append([])
         found[-1].append(token)
@@ -77,6 +77,6 @@ def test_offers_nothing_past_the_end():
 def test_is_cut_at_the_first_id_outside_the_vocabulary():
     drafter = PredictionDrafter(vocab_size=103)
     context = Context(1, [1], 1, [100, 101, 102, 103, 5])
-    assert drafter.propose(context, 9).tokens.tolist() == [100, 101, 102]
+    assert drafter.propose(context, 9).tokens == [100, 101, 102]
     for request, bad in enumerate(([-1, 5], [103, 5]), 2):
         assert len(drafter.propose(Context(request, [1], 1, bad), 9)) == 0

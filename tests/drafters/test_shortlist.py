@@ -40,7 +40,7 @@ def said(drafter: Any, target: Any) -> tuple[Any, list[int]]:
 
     drafter._choices.pick = watch
     draft = drafter.propose(heard(drafter, target, tokens_of(1, 20), params=ON), 4)
-    return seen[0], draft.tokens.tolist()
+    return seen[0], draft.tokens
 
 
 @pytest.mark.parametrize("tied", [True, False])

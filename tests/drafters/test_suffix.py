@@ -24,9 +24,9 @@ def edges(drafter: SuffixDrafter, context: Context, budget: int) -> dict[tuple[i
     """Path of tokens from the root -> chance of its last node."""
     draft = drafter.propose(context, budget)
     paths: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
         paths.append((*(paths[parent] if parent != ROOT else ()), token))
-    return dict(zip(paths, draft.chances.tolist(), strict=True))
+    return dict(zip(paths, draft.chances, strict=True))
 
 
 def test_copies_a_long_match_as_a_chain():
@@ -34,8 +34,8 @@ def test_copies_a_long_match_as_a_chain():
     drafter = make()
     context = request(drafter, text + text[:10])
     draft = drafter.propose(context, 6)
-    assert draft.tokens.tolist() == text[10:16]
-    assert draft.parents.tolist() == [-1, 0, 1, 2, 3, 4]
+    assert draft.tokens == text[10:16]
+    assert draft.parents == [-1, 0, 1, 2, 3, 4]
 
 
 def test_a_copied_chain_ends_where_the_text_ends():
@@ -43,7 +43,7 @@ def test_a_copied_chain_ends_where_the_text_ends():
     drafter = make()
     # After the whole of it, it can only begin again.
     context = request(drafter, text + text[:18])
-    assert drafter.propose(context, 15).tokens.tolist() == [118, 119, *text[:13]]
+    assert drafter.propose(context, 15).tokens == [118, 119, *text[:13]]
 
 
 def test_offers_both_continuations_the_commoner_first():
@@ -77,7 +77,7 @@ def test_earlier_responses_are_drafted_from_and_prompts_are_not():
     context = request(drafter, [1, 2, 3, 4, 50, 51, 52, 53, 54], prompt_length=4)
     drafter.forget(context)
     again = request(drafter, [9, 50, 51], number=2)
-    assert drafter.propose(again, 3).tokens.tolist()[:3] == [52, 53, 54]
+    assert drafter.propose(again, 3).tokens[:3] == [52, 53, 54]
     prompt_only = request(drafter, [9, 1, 2], number=3)
     assert len(drafter.propose(prompt_only, 3)) == 0
 
@@ -104,18 +104,18 @@ def test_a_request_whose_guesses_fail_falls_silent_and_one_that_copies_wakes_up(
     shuffled = [(i * step) % 101 for step in range(1, 13) for i in range(1, 101)]
     context = Context(1, shuffled[:100], 1)
     drafter.commit(context, None)
-    first = drafter.propose(context, 1).chances.tolist()
+    first = drafter.propose(context, 1).chances
     for token in shuffled[100:1100]:
         context.tokens.append(token)
         drafter.commit(context, None)
-        last = drafter.propose(context, 1).chances.tolist()
+        last = drafter.propose(context, 1).chances
     assert max(last, default=0.0) < 0.1 < max(first, default=1.0)
     for token in shuffled[300:340]:
         context.tokens.append(token)
         drafter.commit(context, None)
         woken = drafter.propose(context, 4)
-    assert woken.tokens.tolist() == shuffled[340:344]
-    assert woken.chances.min() > 0.5
+    assert woken.tokens == shuffled[340:344]
+    assert min(woken.chances) > 0.5
 
 
 @pytest.mark.parametrize("budget", [0, -1])

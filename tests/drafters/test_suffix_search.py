@@ -146,9 +146,9 @@ def compare(
     """Both searches find the same; returns how many nodes."""
     plain = search(own[0], shared[0], budget, weights, luck)
     quick = native.suffix_offer(own[1], shared[1], budget, weights, luck)
-    assert quick.tokens.tolist() == plain.tokens
-    assert quick.parents.tolist() == plain.parents
-    assert quick.chances.tolist() == np.float32(plain.chances).tolist()
+    assert quick.tokens == plain.tokens
+    assert quick.parents == plain.parents
+    assert quick.chances == np.float32(plain.chances).tolist()
     for place in range(ROOT, budget + 1):
         assert quick.guesses(place) == plain.guesses.get(place, [])
     for node, (parent, token) in enumerate(zip(plain.parents, plain.tokens, strict=True)):

@@ -127,7 +127,7 @@ def test_what_is_fitted_computes_what_drafts(
     for length in (2, 3, 17, len(TEXT)):
         tokens = TEXT[:length]
         context = heard(drafter, tiny.target, tokens, request=length, params=ON)
-        guesses = drafter.propose(context, 4).tokens.tolist()
+        guesses = drafter.propose(context, 4).tokens
         assert len(guesses) == 4
         taps = states_of(tiny.target, tokens, head.taps)
         states = [torch.from_numpy(taps[tap][:-1])[None] for tap in head.taps]

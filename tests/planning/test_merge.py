@@ -17,22 +17,16 @@ from support.grammars import Listed
 def tree(*nodes: tuple[int, int, float], source: str = "a") -> Draft:
     """Nodes as (token, parent, chance)."""
     tokens, parents, chances = zip(*nodes, strict=True) if nodes else ((), (), ())
-    n = len(nodes)
-    return Draft(
-        np.asarray(tokens, np.int32),
-        np.asarray(parents, np.int32),
-        np.asarray(chances, np.float32),
-        (source,) * n,
-    )
+    return Draft(list(tokens), list(parents), list(chances), (source,) * len(nodes))
 
 
 def rows(draft: Draft) -> list[tuple[int, int, float, str]]:
     return [
         (t, p, round(c, 6), s)
         for t, p, c, s in zip(
-            draft.tokens.tolist(),
-            draft.parents.tolist(),
-            draft.chances.tolist(),
+            draft.tokens,
+            draft.parents,
+            draft.chances,
             draft.sources,
             strict=True,
         )
@@ -61,7 +55,7 @@ def test_different_continuations_branch():
 
 def test_siblings_that_claim_more_than_certainty_share_it():
     merged = merge([tree((5, ROOT, 0.9)), tree((6, ROOT, 0.6))])
-    assert merged.chances.tolist() == pytest.approx([0.6, 0.4])
+    assert merged.chances == pytest.approx([0.6, 0.4])
 
 
 def test_one_draft_or_none_is_left_alone():
@@ -94,7 +88,7 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 def paths(draft: Draft) -> set[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
         found.append((*(found[parent] if parent != ROOT else ()), token))
     assert len(set(found)) == len(found)
     return set(found)
@@ -105,7 +99,7 @@ def paths(draft: Draft) -> set[tuple[int, ...]]:
 def test_merging_is_the_union_of_the_paths(some):
     merged = merge(some)
     assert paths(merged) == set().union(*(paths(draft) for draft in some))
-    assert all(p < i for i, p in enumerate(merged.parents.tolist()))
+    assert all(p < i for i, p in enumerate(merged.parents))
 
 
 def test_what_a_constraint_forbids_goes_with_all_that_follows_it():
@@ -136,4 +130,4 @@ def test_what_is_left_is_what_the_constraint_lets_through_node_by_node(parents, 
         now = steps[depth[i]] if depth[i] < len(steps) else None
         if (parent == ROOT or parent in expected) and (now is None or token in now):
             expected.append(i)
-    assert allowed(draft, constraint).tokens.tolist() == [2 * i for i in expected]
+    assert allowed(draft, constraint).tokens == [2 * i for i in expected]

@@ -25,13 +25,7 @@ REJECTION = SamplingParams(verification="rejection")
 def tree(tokens: Sequence[int], parents: Sequence[int], probs: ArrayLike | None = None) -> Draft:
     n = len(tokens)
     given = None if probs is None else np.asarray(probs, np.float32)
-    return Draft(
-        np.array(tokens, np.int32),
-        np.array(parents, np.int32),
-        np.full(n, 0.5, np.float32),
-        ("test",) * n,
-        given,
-    )
+    return Draft(list(tokens), list(parents), [0.5] * n, ("test",) * n, given)
 
 
 def chain(tokens: Sequence[int], probs: ArrayLike | None = None) -> Draft:
@@ -480,7 +474,7 @@ def test_sampled_siblings_taken_for_certain_ones_fail() -> None:
 
         def guess(history: tuple[int, ...]) -> Draft:
             draft = sampled(history)
-            return tree(draft.tokens.tolist(), draft.parents.tolist())
+            return tree(draft.tokens, draft.parents)
 
         return guess
 
@@ -489,9 +483,7 @@ def test_sampled_siblings_taken_for_certain_ones_fail() -> None:
 
         def guess(history: tuple[int, ...]) -> Draft:
             draft = sampled(history)
-            return tree(
-                draft.tokens.tolist(), draft.parents.tolist(), np.full((len(draft), SMALL), 1 / SMALL)
-            )
+            return tree(draft.tokens, draft.parents, np.full((len(draft), SMALL), 1 / SMALL))
 
         return guess
 
@@ -518,7 +510,7 @@ def test_sampling_again_after_a_mismatch_fails() -> None:
 def test_accepting_the_first_draft_unchecked_fails() -> None:
     def shifted(random: np.random.Generator) -> Guess:
         inner = greedy_chain(random)
-        return lambda history: chain(inner(history).tokens.tolist()[:1])
+        return lambda history: chain(inner(history).tokens[:1])
 
     guess = shifted(np.random.default_rng(0))
     counts = np.zeros((SMALL,) * 3)

@@ -108,8 +108,8 @@ class Checked(FixedPlanner):
         if len(draft):
             base = drafter._seats[context.request].track.base
             wanted = self.expected(drafter, context.tokens, base, len(draft))
-            assert draft.tokens.tolist() == wanted
-            assert draft.parents.tolist() == list(range(-1, len(draft) - 1))
+            assert draft.tokens == wanted
+            assert draft.parents == list(range(-1, len(draft) - 1))
             self.agreed += 1
             self.known[context.request] = base
         return draft

@@ -143,12 +143,7 @@ class RandomTree(KnownDrafter):
                 parents.append(parent)
                 histories.append([*history, token])
         n = len(tokens)
-        return Draft(
-            np.asarray(tokens, np.int32),
-            np.asarray(parents, np.int32),
-            np.full(n, self.chance, np.float32),
-            (self.name,) * n,
-        )
+        return Draft(tokens, parents, [self.chance] * n, (self.name,) * n)
 
     def _guess(self, history: list[int]) -> int:
         if self.next_token is not None and self.rng.random() < self.truth:

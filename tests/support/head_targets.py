@@ -108,6 +108,6 @@ def compare(
         expected, logits = reference.chain(tokens, [states[tap][:-1] for tap in taps], length)
         seen = watched(drafter)
         draft = drafter.propose(context, length)
-        assert draft.tokens.tolist() == expected
+        assert draft.tokens == expected
         for mine, theirs in zip(seen, logits, strict=True):
             assert np.abs(mine - theirs).max() <= 2e-3 * np.abs(theirs).max()

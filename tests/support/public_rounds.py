@@ -54,7 +54,7 @@ def answers(drafter: Any, target: NativeTarget, asked: Sequence[tuple[Sequence[i
         watch = _Watch(drafter)
         draft = drafter.propose(context, count)
         watch.end()
-        said.append(Round(list(text), draft.tokens.tolist(), np.array(watch.logits), np.array(watch.sure)))
+        said.append(Round(list(text), draft.tokens, np.array(watch.logits), np.array(watch.sure)))
     return said
 
 

@@ -122,7 +122,7 @@ class Simulation:
         at, node, path = len(context.tokens), ROOT, []
         while True:
             token = text[at + len(path)]
-            hits = [i for i, p in enumerate(draft.parents.tolist()) if p == node and draft.tokens[i] == token]
+            hits = [i for i, p in enumerate(draft.parents) if p == node and draft.tokens[i] == token]
             if not hits:
                 break
             node = hits[0]

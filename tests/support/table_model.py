@@ -27,7 +27,7 @@ def logits_after(history: tuple[int, ...], vocab_size: int, rounding: float = 0.
 def paths(draft: Draft) -> list[tuple[int, ...]]:
     """The tokens from the root to each node, the node included."""
     found: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
         found.append((*found[parent], token) if parent != ROOT else (token,))
     return found
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from paceline.core import ROOT, Draft
 from paceline.drafters.calibration import Calibration, Features, Luck
 
@@ -38,15 +36,8 @@ class Offer:
         return node
 
     def draft(self, source: str) -> Draft:
-        n = len(self.tokens)
-        if n == 0:
-            return Draft.empty()
-        return Draft(
-            np.array(self.tokens, np.int32),
-            np.array(self.parents, np.int32),
-            np.array(self.chances, np.float32),
-            (source,) * n,
-        )
+        """What was put forward so far."""
+        return Draft([*self.tokens], [*self.parents], [*self.chances], (source,) * len(self.tokens))
 
     def learn(self, written: Sequence[int], calibration: Calibration, luck: Luck) -> None:
         """Let `judge` compare with the tokens `written` since."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core import CLAIM_CLASSES, Claims, DrafterStats, Outcome, SpeculationStats
@@ -18,7 +17,7 @@ class Counters:
         generated_tokens: committed.
         passes: of the target, prefill included.
         preemptions: requests sent back to the queue.
-        speculation: what drafts brought, over all requests.
+        speculation: what drafts brought, over all requests; without `claims`.
     """
 
     prompt_tokens: int = 0
@@ -33,16 +32,18 @@ class Counters:
         self.cached_tokens += cached_tokens
 
 
-def record(stats: Sequence[SpeculationStats], outcome: Outcome) -> None:
-    """Count a decode pass of one request in each of `stats`."""
-    claims = _claims(outcome) if len(outcome.draft) else []
-    for each in stats:
+def record(stats: SpeculationStats, totals: SpeculationStats, outcome: Outcome) -> None:
+    """Count a decode pass of one request, in its own numbers and in the engine's.
+
+    How good the chances were is kept for each request only.
+    """
+    for each in (stats, totals):
         each.passes += 1
         each.committed += len(outcome.committed)
         if len(outcome.draft):
             _record_draft(each, outcome)
-            for drafter, place, chance, right in claims:
-                _record_claim(each.by_drafter[drafter].claims, place, chance, right)
+    if len(outcome.draft):
+        _record_claims(stats, outcome)
 
 
 def _record_draft(stats: SpeculationStats, outcome: Outcome) -> None:
@@ -62,19 +63,16 @@ def _record_draft(stats: SpeculationStats, outcome: Outcome) -> None:
         by_drafter[outcome.draft.sources[node]].accepted += 1
 
 
-def _claims(outcome: Outcome) -> list[tuple[str, int, float, bool]]:
-    """(drafter, class, chance, whether it was right) of every node that the target decided on."""
-    chances, sources = outcome.draft.chances.tolist(), outcome.draft.sources
-    return [
-        (sources[node], min(int(chances[node] * CLAIM_CLASSES), CLAIM_CLASSES - 1), chances[node], right)
-        for node, right in outcome.tested()
-    ]
-
-
-def _record_claim(claims: dict[int, Claims], place: int, chance: float, right: bool) -> None:
-    its = claims.get(place)
-    if its is None:
-        its = claims[place] = Claims()
-    its.decided += 1
-    its.expected += chance
-    its.right += right
+def _record_claims(stats: SpeculationStats, outcome: Outcome) -> None:
+    """Every node that the target decided on, by its chance."""
+    draft = outcome.draft
+    for node, right in outcome.tested:
+        chance = draft.chances[node]
+        claims = stats.by_drafter[draft.sources[node]].claims
+        place = min(int(chance * CLAIM_CLASSES), CLAIM_CLASSES - 1)
+        its = claims.get(place)
+        if its is None:
+            its = claims[place] = Claims()
+        its.decided += 1
+        its.expected += chance
+        its.right += right

@@ -95,7 +95,7 @@ class RowBuilder:
         self._slots[row:end] = self._count[base : base + work.rows]
         self._parents[row:end] = ROOT
         self._sequences[row:end] = index
-        parents = work.draft.parents.tolist()
+        parents = work.draft.parents
         if parents != self._chains[len(parents)]:
             self._lay_tree(work, parents, middle, base + work.chunk)
 
@@ -148,7 +148,7 @@ def commit(work: Work, share: Share, target: Target, cache: KVCache, counters: C
         placed += len(outcome.path)
         counters.generated_tokens += len(outcome.committed)
         if work.decode:
-            record((request.stats, counters.speculation), outcome)
+            record(request.stats, counters.speculation, outcome)
     cache.commit(sequence, request.context.tokens[base : base + placed])
     if request.planner.layers:
         path = outcome.path if outcome else ()

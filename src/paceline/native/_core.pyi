@@ -12,9 +12,9 @@ class ContextTree:
     def follow(self, tokens: list[int]) -> None: ...
 
 class SuffixOffer:
-    tokens: NDArray[np.int32]
-    parents: NDArray[np.int32]
-    chances: NDArray[np.float32]
+    tokens: list[int]
+    parents: list[int]
+    chances: list[float]
     def guesses(self, place: int) -> list[tuple[int, float, tuple[int, ...]]]: ...
     def child(self, place: int, token: int) -> int: ...
 

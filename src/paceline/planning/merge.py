@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from paceline.core import ROOT, Constraint, Draft
 
 
@@ -25,9 +23,7 @@ def merge(drafts: Sequence[Draft]) -> Draft:
     sources: list[str] = []
     for draft in drafts:
         place: list[int] = []
-        rows = zip(
-            draft.tokens.tolist(), draft.parents.tolist(), draft.chances.tolist(), draft.sources, strict=True
-        )
+        rows = zip(draft.tokens, draft.parents, draft.chances, draft.sources, strict=True)
         for token, parent, chance, source in rows:
             above = parent if parent == ROOT else place[parent]
             node = index.setdefault((above, token), len(tokens))
@@ -40,12 +36,7 @@ def merge(drafts: Sequence[Draft]) -> Draft:
             elif chance > chances[node]:
                 chances[node], sources[node] = chance, source
     _share(parents, chances)
-    return Draft(
-        np.asarray(tokens, np.int32),
-        np.asarray(parents, np.int32),
-        np.asarray(chances, np.float32),
-        tuple(sources),
-    )
+    return Draft(tokens, parents, chances, tuple(sources))
 
 
 def _share(parents: list[int], chances: list[float]) -> None:
@@ -64,7 +55,7 @@ def allowed(draft: Draft, constraint: Constraint | None) -> Draft:
     """
     if constraint is None or not len(draft) or draft.probs is not None:
         return draft
-    parents = draft.parents.tolist()
+    parents = draft.parents
     inner = set(parents)
     kept: set[int] = set()
     for leaf in range(len(parents)):
@@ -73,7 +64,7 @@ def allowed(draft: Draft, constraint: Constraint | None) -> Draft:
             while (parent := parents[path[-1]]) != ROOT:
                 path.append(parent)
             path.reverse()
-            kept.update(path[: constraint.accepts(draft.tokens[path].tolist())])
+            kept.update(path[: constraint.accepts([draft.tokens[node] for node in path])])
     return select(draft, sorted(kept))
 
 
@@ -88,11 +79,10 @@ def select(draft: Draft, nodes: Sequence[int]) -> Draft:
         probs = None if draft.probs is None else draft.probs[:n]
         return Draft(draft.tokens[:n], draft.parents[:n], draft.chances[:n], draft.sources[:n], probs)
     new = {ROOT: ROOT, **{old: i for i, old in enumerate(nodes)}}
-    kept = np.asarray(nodes, np.intp)
     return Draft(
-        draft.tokens[kept],
-        np.asarray([new[p] for p in draft.parents[kept].tolist()], np.int32),
-        draft.chances[kept],
+        [draft.tokens[i] for i in nodes],
+        [new[draft.parents[i]] for i in nodes],
+        [draft.chances[i] for i in nodes],
         tuple(draft.sources[i] for i in nodes),
-        None if draft.probs is None else draft.probs[kept],
+        None if draft.probs is None else draft.probs[list(nodes)],
     )

@@ -310,8 +310,8 @@ class Planner:
     def commit(self, context: Context, outcome: Outcome | None) -> None:
         """Let the drafters follow the text; call after prefill and after every step."""
         if outcome is not None and self.draft_length is None:
-            chances = outcome.draft.chances.tolist()
-            for node, hit in outcome.tested():
+            chances = outcome.draft.chances
+            for node, hit in outcome.tested:
                 if trust := self._trust.get(outcome.draft.sources[node]):
                     trust.record(chances[node], hit)
         if record := self._records.get(context.request):
@@ -401,6 +401,8 @@ class Planner:
         venture = self._ventures[drafter.name]
         budgets = [min(room, self.max_draft) for room in rooms]
         trusted = [venture.may_ask(context.request) or self.draft_length is not None for context in contexts]
+        if not venture.may_probe and not any(trusted):
+            return drafts
         open_ = [i for i, room in enumerate(budgets) if room > 0 and self._expected(drafts[i]) < 1.0]
         asked = [i for i in open_ if trusted[i]]
         offers: list[Draft] = []
@@ -436,7 +438,7 @@ class Planner:
         prices: _Prices,
     ) -> dict[int, Draft]:
         """Draft one token all the same, for the request that it is cheapest for, once enough is saved up."""
-        if venture.probes <= venture.least:
+        if not venture.may_probe:
             return {}
         costs = {i: drafter.price(contexts[i]) / prices.token for i in open_}
         cheapest = min(open_, key=lambda i: costs[i])
@@ -493,8 +495,8 @@ class Planner:
 
     def _paths(self, draft: Draft) -> list[float]:
         """[n] chance of each node to be reached and taken, as far as its drafters are trusted."""
-        paths: list[float] = draft.chances.tolist()
-        for i, parent in enumerate(draft.parents.tolist()):
+        paths = list(draft.chances)
+        for i, parent in enumerate(draft.parents):
             if trust := self._trust.get(draft.sources[i]):
                 paths[i] *= trust.factor
             if parent != ROOT:
@@ -507,10 +509,9 @@ def _affordable(
 ) -> int:
     """How many of the chosen nodes a request's stake allows."""
     costs, misses, gains, miss, gain = [], [], [], 1.0, 0.0
-    parents = draft.parents.tolist()
     for n, node in enumerate(chosen, 1):
         gain += paths[node]
-        if parents[node] == ROOT:
+        if draft.parents[node] == ROOT:
             miss -= paths[node]
         costs.append(prices.extra[n] / prices.token)
         misses.append(miss)

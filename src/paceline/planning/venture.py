@@ -69,6 +69,11 @@ class Venture:
         self._all = Purse(self.START, self.MOST)
         self._each: dict[int, _Customer] = {}
 
+    @property
+    def may_probe(self) -> bool:
+        """Whether more is saved up than the cheapest probe took when it was last too dear."""
+        return self.probes > self.least
+
     def may_ask(self, request: int) -> bool:
         """Called once per step and request."""
         customer = self._each.get(request)

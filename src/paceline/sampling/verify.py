@@ -44,7 +44,7 @@ def walk(
         (token, node): node is the accepted draft node, or ROOT for the last token, the correction or bonus.
     """
     assert draft.probs is None or draft.probs.shape == (len(draft), sampler.vocab_size)
-    children, tokens = _children(draft), draft.tokens.tolist()
+    children, tokens = _children(draft), draft.tokens
     rejecting = sampler.params.verification == "rejection" and not sampler.params.greedy
     node, position = ROOT, first_position
     while True:
@@ -65,7 +65,7 @@ def walk(
 
 def _children(draft: Draft) -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.parents.tolist()):
+    for node, parent in enumerate(draft.parents):
         children.setdefault(parent, []).append(node)
     return children
 
@@ -79,7 +79,7 @@ def _reject_or_keep(
     When all are rejected the token is a sample of what p has become.
     """
     ids, p = sampler.support(row)
-    tokens = draft.tokens[siblings].tolist()
+    tokens = [draft.tokens[node] for node in siblings]
     coins = sampler.noise.uniform(position, tokens, Stream.ACCEPT)
     for i, (node, token) in enumerate(zip(siblings, tokens, strict=True)):
         q = _drawn_from(draft, node, tokens[:i], ids)
@@ -100,7 +100,7 @@ def _drawn_from(draft: Draft, node: int, earlier: list[int], ids: Indices) -> tu
     nothing where the drafter did so itself. None if the distribution cannot be what the token came from;
     nothing sound can be computed with it, so the draft is refused and the target decides alone.
     """
-    token = int(draft.tokens[node])
+    token = draft.tokens[node]
     if draft.probs is None:
         return (ids == token).astype(np.float64), 1.0
     q = draft.probs[node].astype(np.float64)
