@@ -1,7 +1,8 @@
-// The table of kernels one instruction set provides; program.cpp calls nothing else that computes.
+// The table of kernels one instruction set provides; the ops of a program call nothing else that computes.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "weight.h"
 
@@ -79,5 +80,8 @@ const Kernels& kernels_avx512bf16();
 const Kernels& kernels_avx512();
 const Kernels& kernels_avx2();
 const Kernels& kernels_portable();
+
+// By name, or "auto" for the best that this CPU runs; throws if it cannot run them or there are none of that name.
+const Kernels& choose_kernels(const std::string& isa);
 
 }  // namespace paceline

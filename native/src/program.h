@@ -1,7 +1,8 @@
 // A model as a recorded list of operations, run by all threads together.
 //
 // Python describes an architecture once, op by op; a pass then runs the whole list in a single call. Every
-// thread walks the list, takes chunks of each op from a shared counter and meets the others at a barrier.
+// thread walks the list and takes its share of each op, see deal.h. The ops are in ops_*.cpp, each with the member of
+// Program that records it below.
 #pragma once
 
 #include <atomic>
@@ -9,57 +10,22 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "deal.h"
 #include "kernels.h"
 #include "pool.h"
+#include "storage.h"
 #include "weight.h"
 
 namespace paceline {
-
-// 64-byte aligned, zeroed on first touch, released as a whole.
-class Memory {
- public:
-  Memory() = default;
-  explicit Memory(size_t bytes);
-  ~Memory();
-  Memory(Memory&& other) noexcept;
-  Memory& operator=(Memory&& other) noexcept;
-  uint8_t* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  uint8_t* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 // Layers with a window have cache pages of their own, for they give them back as a text grows.
 struct Shape {
   int max_rows, page_size, pages, layers, heads, kv_heads, head_dim;
   int window_pages = 0;
   std::vector<bool> windowed = {};  // of each layer; empty: none is
-};
-
-// Float rows of one width. `wanted` buffers hold the rows whose output was asked for, others all rows.
-struct Buffer {
-  int64_t width;
-  bool wanted;
-  std::vector<float> data;
-  float* row(int64_t r) { return data.data() + r * width; }
-};
-
-// Quantised rows, tile by tile as in ActTile; only the arrays that some consumer reads are kept.
-struct Acts {
-  int64_t width;
-  bool wanted;
-  std::vector<int8_t> q;
-  std::vector<float> sum, half_sum, f;
-  std::vector<int32_t> scale, shift, half_shift;
-  std::vector<uint16_t> bf16;
-  // Makes room for what a matrix of this kind reads.
-  void serve(const Weight& consumer, int rows);
-  ActTile tile(int first) const;
-  ActTileOut out(int first, int64_t group, int rows);
 };
 
 // The rows of one pass as the caller gives them; see paceline.core.Rows.
@@ -96,30 +62,6 @@ struct Mixture {
 };
 
 class Program;
-
-// How one op of a pass is cut: units of work, dealt `chunk` at a time.
-struct Cut { int units, chunk; };
-
-// The units of one op, dealt in chunks: every member walks a range of its own, so that it reads memory as one
-// stream, and then helps the others with theirs. A pass never waits for a member, only for units: one that the
-// system has put to sleep delays nothing but the chunk in its hands. All state carries the number of its pass, so
-// a member that wakes up in a later one finds nothing to take.
-class Deal {
- public:
-  void start(uint32_t pass, int members, Cut cut);
-  // The next chunk for `member`: [first, last), or false when nothing of this pass is left to take.
-  bool take(uint32_t pass, int member, int& first, int& last);
-  void finish(int units) { left_.fetch_sub(static_cast<uint64_t>(units), std::memory_order_acq_rel); }
-  // Returns true when all units of the pass are finished, false when the pass is over without us.
-  bool wait(uint32_t pass) const;
-
- private:
-  struct alignas(64) Range { std::atomic<uint64_t> state{0}; };  // pass, end, next
-  std::unique_ptr<Range[]> ranges_;
-  int members_ = 0;
-  std::atomic<int> chunk_{1};
-  alignas(64) std::atomic<uint64_t> left_{0};  // pass, unfinished units
-};
 
 class Op {
  public:
@@ -237,6 +179,9 @@ class Program {
   using Ops = std::vector<std::unique_ptr<Op>>;
 
   void record(std::unique_ptr<Op> op) { parts_.back().push_back(std::move(op)); }
+  // The thing behind a handle.
+  template <class T>
+  static auto& at(std::vector<T>& v, int i) { return *v.at(static_cast<size_t>(i)); }
 
   std::vector<Ops> parts_{1};
   std::atomic<Ops*> running_{nullptr};  // a member that wakes late reads it while the next pass begins
@@ -254,7 +199,5 @@ class Program {
   bool timing_ = false;
   Pool pool_;  // last: its threads end before what they walk over
 };
-
-const Kernels& choose_kernels(const std::string& isa);
 
 }  // namespace paceline

@@ -1,13 +1,15 @@
 // Every kernel set against plain loops, at the edges of the arrays it is given: sanitizers watch them.
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "check.h"
 #include "half.h"
-#include "program.h"
+#include "kernels.h"
+#include "storage.h"
 
 using namespace paceline;
 using paceline::test::Random;

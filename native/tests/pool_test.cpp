@@ -1,10 +1,12 @@
 // The pool and the dealing of work: every unit once, whatever the members do and however many there are.
 #include <cfenv>
+#include <chrono>
 #include <memory>
 #include <thread>
 
 #include "check.h"
-#include "program.h"
+#include "deal.h"
+#include "pool.h"
 
 using namespace paceline;
 using paceline::test::Random;
