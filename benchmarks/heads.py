@@ -37,7 +37,7 @@ from harness.rehearsal import BLOCK, KINDS, Rehearsed, Script, timed
 
 from paceline.core import SamplingParams, Target
 from paceline.drafters.dflash import BlockDrafter
-from paceline.drafters.head import StateDrafter
+from paceline.drafters.hearing import StateDrafter
 from paceline.engine import LLM
 from paceline.models.target import NativeTarget
 from paceline.planning.pass_time import PassTime

@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core import Floats
 from paceline.drafters.dflash import BlockDrafter
-from paceline.drafters.head import StateDrafter
+from paceline.drafters.hearing import StateDrafter
 from paceline.models.config import DecoderConfig
 from paceline.sampling.sampler import Sampler
 from support import block_heads, tiny_heads, tiny_mtp

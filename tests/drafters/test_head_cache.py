@@ -20,9 +20,9 @@ def test_rows_behind_one_gap_are_not_found_behind_another() -> None:
     """The text repeats itself, so its tokens alone would fit."""
     cache = HeadCache(Pages())
     context = Context(1, [5] * 40, 40)
-    first = Track()
+    first = Track(1)
     first.waiting.add(10, np.zeros((29, 1), np.float32))
-    assert cache.open(context, first, 1)
+    assert cache.open(first, context.tokens, 1)
     assert (first.base, first.done) == (10, 10)
     first.filed = 29
     context.tokens.append(5)
@@ -31,14 +31,14 @@ def test_rows_behind_one_gap_are_not_found_behind_another() -> None:
     assert first.done == 39
     cache.release(first)
 
-    later = Track()
+    later = Track(1)
     later.waiting.add(25, np.zeros((15, 1), np.float32))
-    assert cache.open(context, later, 1)
+    assert cache.open(later, context.tokens, 1)
     assert (later.base, later.done, later.waiting.first) == (25, 25, 25)
     cache.release(later)
 
-    same = Track()
+    same = Track(1)
     same.waiting.add(10, np.zeros((30, 1), np.float32))
-    assert cache.open(context, same, 1)
+    assert cache.open(same, context.tokens, 1)
     assert same.base == 10
     assert same.done == same.waiting.first > 10

@@ -20,10 +20,10 @@ from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.dflash_config import read_config
 from paceline.drafters.dflash_model import MAX_ROWS, Block, BlockModel
 from paceline.drafters.dspark import Chain, ChainHeads
-from paceline.drafters.head import Growth, Seat, StateDrafter
 from paceline.drafters.head_loading import HeadOptions, lender_of
+from paceline.drafters.hearing import HeadSeat, StateDrafter
 from paceline.drafters.loading import Host
-from paceline.drafters.model import Costs
+from paceline.drafters.network import Costs, Growth
 from paceline.drafters.offer import Offer
 from paceline.drafters.outlook import Hope, Outlook
 from paceline.errors import PacelineError, RequestError
@@ -89,6 +89,9 @@ class BlockOutlook(Outlook):
         return best
 
 
+_Growth = Growth[HeadSeat]
+
+
 @dataclass(slots=True)
 class _Line:
     """A draft under way: one chain.
@@ -99,7 +102,7 @@ class _Line:
         reach: chance of the tip to be reached and taken.
     """
 
-    growth: Growth
+    growth: _Growth
     sampler: Sampler
     logits: Floats
     chain: Chain
@@ -109,7 +112,7 @@ class _Line:
     done: bool = False
 
 
-class BlockDrafter(StateDrafter):
+class BlockDrafter(StateDrafter[_Growth]):
     """Drafts with blocks; implements `core.HearingDrafter` and `core.CostlyDrafter`.
 
     Args:
@@ -142,7 +145,7 @@ class BlockDrafter(StateDrafter):
         if self.broken is not None or seat is None or seat.track.waiting.length < _WAITING:
             return
         try:
-            if self.cache.open(context, seat.track, 0):
+            if self.cache.open(seat.track, context.tokens, 0):
                 self._file(context, seat)
         except PacelineError as error:
             self._break(error)
@@ -156,24 +159,24 @@ class BlockDrafter(StateDrafter):
             prices, lambda n: self.costs.cost(n * size), self._per_row, lambda n: n * self._per_token
         )
 
-    def _begin(self, context: Context, budget: int) -> Growth | None:
+    def _begin(self, context: Context, budget: int) -> _Growth | None:
         seat = self._seats.get(context.request)
         if budget <= 0 or seat is None or self._known(seat) != len(context.tokens) - 1:
             return None
         self._follow(seat, context)
         seat.offer = Offer()
-        return Growth(seat, context, min(budget, self.model.config.slots))
+        return Growth(seat, context, context.tokens, min(budget, self.model.config.slots))
 
-    def _room(self, growth: Growth) -> int:  # noqa: ARG002
+    def _room(self, growth: _Growth) -> int:  # noqa: ARG002
         return self.model.config.block
 
-    def _known(self, seat: Seat) -> int:
+    def _known(self, seat: HeadSeat) -> int:
         """Rows whose states are known or in place."""
         track = seat.track
         waiting = track.waiting.end if track.waiting.length else 0
         return max(waiting, track.done if track.sequence is not None else 0)
 
-    def _grow(self, going: list[Growth], outlook: Outlook | None) -> None:
+    def _grow(self, going: list[_Growth], outlook: Outlook | None) -> None:
         most = MAX_ROWS // self.model.config.block
         for first in range(0, len(going), most):
             lines = self._speak(going[first : first + most], outlook)
@@ -181,10 +184,10 @@ class BlockDrafter(StateDrafter):
                 self._write(lines, outlook)
                 lines = [line for line in lines if not line.done]
                 if outlook is not None:
-                    chosen = outlook.onward([line.reach * line.growth.seat.hopes.value for line in lines])
+                    chosen = outlook.onward([line.reach * line.growth.seat.hope for line in lines])
                     lines = [lines[i] for i in chosen]
 
-    def _speak(self, growths: Sequence[Growth], outlook: Outlook | None) -> list[_Line]:
+    def _speak(self, growths: Sequence[_Growth], outlook: Outlook | None) -> list[_Line]:
         """Run the blocks of these requests."""
         blocks = [self._block(growth) for growth in growths]
         start = self._clock()
@@ -198,7 +201,7 @@ class BlockDrafter(StateDrafter):
             for growth, block, rows, states in zip(growths, blocks, logits, hidden, strict=True)
         ]
 
-    def _block(self, growth: Growth) -> Block:
+    def _block(self, growth: _Growth) -> Block:
         """File what is missing, and make room for the block behind it."""
         self._file(growth.context, growth.seat)
         track = growth.seat.track
@@ -215,7 +218,7 @@ class BlockDrafter(StateDrafter):
             None if near is None else near.copy(),
         )
 
-    def _file(self, context: Context, seat: Seat) -> None:
+    def _file(self, context: Context, seat: HeadSeat) -> None:
         """Compute keys and values of the states that wait; room must have been made."""
         track = seat.track
         assert track.sequence is not None

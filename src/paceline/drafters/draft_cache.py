@@ -32,7 +32,7 @@ class Track:
 
     def __len__(self) -> int:
         """Tokens whose KV is in place."""
-        return len(self.tail) + (len(self.sequence) if self.sequence is not None else 0)
+        return len(self.tail) + (len(self.sequence.tokens) if self.sequence is not None else 0)
 
     def vacate(self) -> None:
         self.sequence = None
@@ -80,18 +80,16 @@ class DraftCache(Tenants[Track]):
         return max(1, len(ids) - len(track))
 
     def open(self, track: Track, ids: Sequence[int], more: int, busy: Sequence[Track] = ()) -> bool:
-        """Make room for `ids` and `more` tokens behind them; other tracks give way, the longest idle first.
-
-        False, and nothing taken that others need, if it does not fit beside the `busy` ones.
-        """
+        """Make room for `ids` and `more` tokens behind them."""
         if len(ids) + more > self.model.context_limit:
             return False
         if track.sequence is None:
             track.sequence = self.kv.open(ids)
             track.tail.clear()
         # The last token's logits are wanted, so it is computed again if it is there.
-        del track.tail[len(ids) - 1 - len(track.sequence) :]
-        return self.reserve(track, len(ids) + more - len(track.sequence), busy, loose=more)
+        base = len(track.sequence)
+        del track.tail[len(ids) - 1 - base :]
+        return self.reserve(track, len(ids) + more - base, busy, loose=more)
 
     def run(self, feeds: Sequence[tuple[Track, Sequence[int]]]) -> list[Floats]:
         """Compute tokens behind what is in place; room must have been made.

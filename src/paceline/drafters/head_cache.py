@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.core import Context, Floats
+from paceline.core import Floats
 from paceline.drafters.tenants import Tenants
 from paceline.models.kv import KVCache, KVSequence, Paged
 
@@ -69,15 +69,19 @@ class Waiting:
 class Track:
     """One request's place in the cache.
 
+    Args:
+        request: whose it is.
+
     Attributes:
         sequence: rows in place for good; None before the first pass and after an eviction.
         base: the row in slot 0; above 0 where the text before it is not known to the head.
         filed: rows behind those of the sequence that are in place too.
     """
 
-    __slots__ = ("base", "filed", "keys", "sequence", "waiting")
+    __slots__ = ("base", "filed", "keys", "request", "sequence", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, request: int) -> None:
+        self.request = request
         self.sequence: KVSequence | None = None
         self.base = 0
         self.filed = 0
@@ -138,25 +142,21 @@ class HeadCache(Tenants[Track]):
         rows = len(tokens) - 1
         return max(1, rows - max(track.done if track.sequence is not None else 0, track.waiting.first))
 
-    def open(self, context: Context, track: Track, more: int, busy: Sequence[Track] = ()) -> bool:
-        """Make room for the rows of the text and `more` slots behind; idle tracks give way, oldest first.
-
-        False if it does not fit beside the `busy` ones.
-        """
-        tokens = context.tokens
+    def open(self, track: Track, tokens: Sequence[int], more: int, busy: Sequence[Track] = ()) -> bool:
+        """Make room for the rows of the text and `more` slots behind."""
         rows = len(tokens) - 1
         if rows + more > self.head.context_limit:
             return False
         if track.sequence is not None and track.waiting.first > track.done:
             self.release(track)
         if track.sequence is None:
-            self._begin(context, track)
+            self._begin(track, tokens)
         assert track.sequence is not None
         return self.reserve(track, rows - track.done + more, busy, loose=more)
 
-    def _begin(self, context: Context, track: Track) -> None:
+    def _begin(self, track: Track, tokens: Sequence[int]) -> None:
         """Start with the rows that another request has left; without their states, behind the gap."""
-        tokens, waiting = context.tokens, track.waiting
+        waiting = track.waiting
         track.base, track.keys = 0, []
         self._extend_keys(track, tokens)
         track.sequence = self.kv.open(track.keys)
@@ -166,7 +166,7 @@ class HeadCache(Tenants[Track]):
         self.kv.free(track.sequence)
         track.base = waiting.first
         # Rows behind a gap are this request's and gap's own: the same tokens may have other states elsewhere.
-        track.keys = [-1 - (context.request << 32) - track.base]
+        track.keys = [-1 - (track.request << 32) - track.base]
         self._extend_keys(track, tokens)
         track.sequence = self.kv.open(track.keys)
         waiting.drop(min(len(track.sequence), waiting.length))

@@ -15,7 +15,7 @@ from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
 from paceline.drafters.head_program import HeadProgram, Lender
 from paceline.drafters.loading import Host, load_model_drafter
 from paceline.drafters.memory import Remembering
-from paceline.drafters.model import Costs
+from paceline.drafters.network import Costs
 from paceline.drafters.shortlist import shorten
 from paceline.drafters.suitability import Facts, refuse_stranger
 from paceline.errors import PacelineError, UsageError

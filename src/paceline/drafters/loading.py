@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core import Drafter, Target
 from paceline.drafters.memory import Memory, Remembering, key_of
-from paceline.drafters.model import Costs, ModelDrafter
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.network import Costs
 from paceline.errors import UsageError, suggest
 from paceline.text.pairing import Mode, pair
 from paceline.text.respelling import Translator

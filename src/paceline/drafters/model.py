@@ -10,22 +10,19 @@ is one feature of a chance that is learnt while running.
 
 from __future__ import annotations
 
-import logging
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import log, prod
-from typing import Protocol
+from math import prod
 
-from paceline.core import ROOT, Context, Draft, Floats, Outcome, Prices, Target
-from paceline.drafters.calibration import Calibration, Features, Luck, QuickLuck
+from paceline.core import ROOT, Context, Draft, Floats, Target
+from paceline.drafters.calibration import QuickLuck
 from paceline.drafters.choice import Choices, request_sampler
 from paceline.drafters.draft_cache import DraftCache, Track
-from paceline.drafters.memory import Remembering
+from paceline.drafters.network import Costs, Growth, NetworkDrafter, Seat
 from paceline.drafters.offer import Offer
-from paceline.drafters.outlook import Hope, Outlook
-from paceline.errors import PacelineError, RequestError
+from paceline.drafters.outlook import Outlook
+from paceline.errors import RequestError
 from paceline.sampling.sampler import Sampler
 from paceline.text.respelling import (
     LOOK_BEHIND,
@@ -36,76 +33,37 @@ from paceline.text.respelling import (
     retell,
 )
 
-_log = logging.getLogger("paceline")
-
-# Layout of the features: how the guess was made and how probable the draft model holds it, then the depth.
-_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99)
-_CENTRES = (0.01, 0.03, 0.07, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.975, 0.995)
-_FIRST, _SECOND = 0, 4  # first choices: likeliest or drawn, then the same where the text is retold
-_KINDS = 5
-_DEPTH = _KINDS * len(_CENTRES)
-_DEPTH_CLASS = (0, 1, 2, 3, 4, 4, 5, 5, 5)
-_WEIGHTS = (*(0.9 * log(p / (1.0 - p)) for p in _CENTRES * _KINDS), *(0.0,) * 7)
-
-_FIRST_HOPE = 0.6
-"""Chance of a drafted token before anything is known."""
-
-_HOPE_RATE, _HOPE_RATE_OF_ALL = 0.2, 0.02
+# How a guess was made, for its chance: a first choice, the likeliest or a drawn one, the same where the text
+# is retold, or a second choice.
+_FIRST, _RETOLD, _SECOND = 0, 2, 4
 
 _OPTIMISM = 0.1
 """A new text may suit the draft model better than most: so much better, until it shows."""
 
-_FIRST_LENGTH = 128.0
-"""Tokens of a response before any was seen."""
 
-
-class Costs(Protocol):
-    """Seconds of a pass by row count; `planning.PassTime` is one."""
-
-    def cost(self, rows: int) -> float: ...
-
-    def observe(self, rows: int, seconds: float) -> None: ...
-
-    def relax(self) -> None: ...
+@dataclass(slots=True)
+class _Seat(Seat[Track]):
+    spelling: Spelling = field(kw_only=True)
 
 
 @dataclass(slots=True)
-class _Seat:
-    """What is remembered of one request.
-
-    Attributes:
-        length: tokens of the text that were followed.
-        hope: average chance of its guesses lately.
-    """
-
-    spelling: Spelling
-    sampler: Sampler
-    hope: float
-    track: Track
-    luck: Luck
-    offer: Offer
-    length: int = 0
-
-
-@dataclass(slots=True)
-class _Growth:
+class _Growth(Growth[_Seat]):
     """A draft under way.
 
     Attributes:
-        budget: most nodes.
-        left: how many of them are not used yet.
+        kind: of its first choices.
+        sampler: stands behind what is written.
+        budget: most nodes, now that it has found room.
         feed: ids that the next pass computes.
         tip: the node that the next guess follows.
         reach: chance of the tip to be reached and taken.
         written: the draft's own ids so far, and how probable it held each.
     """
 
-    seat: _Seat
-    context: Context
-    budget: int
-    sampler: Sampler
-    left: int
-    feed: list[int] = field(default_factory=list)
+    kind: int
+    sampler: Sampler = field(init=False)
+    budget: int = field(init=False)
+    feed: Sequence[int] = field(init=False)
     written: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     tip: int = ROOT
@@ -113,7 +71,7 @@ class _Growth:
     done: bool = False
 
 
-class ModelDrafter(Remembering):
+class ModelDrafter(NetworkDrafter[_Seat, _Growth]):
     """Drafts with a smaller model; implements `core.CostlyDrafter`.
 
     Args:
@@ -124,11 +82,13 @@ class ModelDrafter(Remembering):
 
     Attributes:
         pairing: how the two vocabularies fit.
-        costs: pass times of the draft model, corrected while it runs.
-        broken: what ended drafting for good, None while it works.
     """
 
-    name = "model"
+    KINDS = 5
+    HOPE_RATE = 0.2
+    WORTH = 50
+
+    cache: DraftCache
 
     def __init__(
         self,
@@ -140,44 +100,11 @@ class ModelDrafter(Remembering):
     ) -> None:
         self.model = model
         self.pairing = translator.pairing
-        self.cache = DraftCache(model)
-        self.broken: str | None = None
         self._translator = translator
         self._choices = Choices(self.pairing, translator.draft.vocab_size)
         self._telling = self.pairing.mode == "text"
         self._ends = translator.target.eog_ids
-        self.costs = costs
-        self._clock = clock
-        self.reset()
-
-    def propose(self, context: Context, budget: int) -> Draft:
-        return self.propose_many([context], [budget], None)[0]
-
-    def propose_many(
-        self, contexts: Sequence[Context], budgets: Sequence[int], prices: Prices | None
-    ) -> list[Draft]:
-        drafts = [Draft.empty()] * len(contexts)
-        if self.broken is not None:
-            return drafts
-        outlook = None if prices is None else Outlook(prices, self.costs.cost)
-        growths = [self._begin(c, b) for c, b in zip(contexts, budgets, strict=True)]
-        asked = [i for i, growth in enumerate(growths) if growth is not None]
-        if outlook is not None:
-            hopes = [self._expect(growth) for growth in growths if growth is not None]
-            asked = [asked[i] for i in outlook.open(hopes)]
-        if not asked:
-            self.costs.relax()
-        going = self._seated([growth for i in asked if (growth := growths[i]) is not None])
-        try:
-            self._grow(going, outlook)
-        except PacelineError as error:
-            self._break(error)
-            return drafts
-        for i in asked:
-            growth = growths[i]
-            if growth is not None and growth.written:
-                drafts[i] = self._finish(growth)
-        return drafts
+        super().__init__("model", "draft model", DraftCache(model), costs, clock=clock)
 
     def price(self, context: Context) -> float:
         seat = self._seats.get(context.request)
@@ -186,98 +113,53 @@ class ModelDrafter(Remembering):
         lag = len(seat.spelling.ids) - len(seat.track) + len(context.tokens) - seat.length
         return self.costs.cost(max(1, lag))
 
-    def commit(self, context: Context, outcome: Outcome | None) -> None:  # noqa: ARG002
-        seat = self._seats.get(context.request)
-        if seat is not None and seat.offer.guesses:
-            self._follow(seat, context)
-
-    def forget(self, context: Context) -> None:
-        seat = self._seats.pop(context.request, None)
-        if seat is not None:
-            self._follow(seat, context)
-            self.cache.release(seat.track)
-        length = len(context.tokens) - context.prompt_length
-        self._mean_length += 0.1 * (length - self._mean_length)
-
-    def reset(self) -> None:
-        """Forget all text and all that was learnt; also after an interruption."""
-        self.calibration = Calibration(_WEIGHTS)
-        self._hope = _FIRST_HOPE
-        self._mean_length = _FIRST_LENGTH
-        self._seats: dict[int, _Seat] = {}
-        self.cache.clear()
-
-    def _resume_hope(self, hope: float, hoped: int) -> None:  # noqa: ARG002
-        self._hope = hope
-
-    def _hope_so_far(self) -> tuple[float, int]:
-        return self._hope, 0
-
     def _begin(self, context: Context, budget: int) -> _Growth | None:
         if budget <= 0 or not context.tokens:
             return None
-        seat = self._seats.get(context.request)
-        if seat is None:
-            seat = self._seats[context.request] = self._new_seat(context)
+        seat = self._seats.get(context.request) or self._new_seat(context)
         self._follow(seat, context)
-        self.cache.settle(seat.track, seat.spelling.ids, seat.spelling.loose)
+        ids = seat.spelling.ids
+        self.cache.settle(seat.track, ids, seat.spelling.loose)
         seat.offer = Offer()
-        return _Growth(seat, context, budget, seat.sampler.ahead(), budget) if seat.spelling.ids else None
+        kind = _FIRST + _RETOLD * self._telling + (not context.params.greedy)
+        return _Growth(seat, context, ids, budget, kind) if ids else None
 
     def _new_seat(self, context: Context) -> _Seat:
         spelling = TextSpelling(self._translator) if self._telling else TokenSpelling(self._translator)
         sampler = request_sampler(context, self._choices.size, self._ends)
         hope = min(0.98, self._hope + _OPTIMISM)
-        return _Seat(spelling, sampler, hope, Track(), QuickLuck(), Offer())
+        seat = self._seats[context.request] = _Seat(sampler, Track(), hope, QuickLuck(), spelling=spelling)
+        return seat
 
-    def _follow(self, seat: _Seat, context: Context) -> None:
-        """Learn what became of the last guesses, and take in what was written."""
-        written = context.tokens[seat.length :]
-        if not written:
-            return
-        if seat.length:
-            seat.offer.learn(written, self.calibration, seat.luck)
-        seat.offer = Offer()
+    def _read(self, seat: _Seat, written: Sequence[int], start: int) -> None:
         seat.spelling.follow(written)
-        for token in written[max(0, context.prompt_length - seat.length) :]:
+        for token in written[start:]:
             if token < self._choices.size:
                 seat.sampler.advance(token)
-        seat.length = len(context.tokens)
 
-    def _expect(self, growth: _Growth) -> Hope:
-        seat, context = growth.seat, growth.context
-        rows = self.cache.missing(seat.track, seat.spelling.ids)
-        written = len(context.tokens) - context.prompt_length
-        most = context.params.max_tokens
-        left = self._mean_length if most is None else min(self._mean_length, most - written)
-        return Hope(seat.hope, growth.budget, rows, left * (1.0 - seat.hope))
+    def _rest(self) -> None:
+        self.costs.relax()
 
-    def _seated(self, growths: Sequence[_Growth]) -> list[_Growth]:
-        """Those that find room in the cache, each for as many tokens as may follow."""
-        seated: list[_Growth] = []
-        for growth in growths:
-            seat, ids = growth.seat, growth.seat.spelling.ids
-            more = min(growth.budget, self.model.context_limit - len(ids))
-            tracks = [other.seat.track for other in seated]
-            if more > 0 and self.cache.open(seat.track, ids, more, tracks):
-                growth.budget = growth.left = more
-                growth.feed = ids[len(seat.track) :]
-                seated.append(growth)
-        return seated
+    def _room(self, growth: _Growth) -> int:
+        growth.left = min(growth.left, self.model.context_limit - len(growth.ids))
+        return growth.left
 
     def _grow(self, going: list[_Growth], outlook: Outlook | None) -> None:
+        for growth in going:
+            growth.budget = growth.left
+            growth.sampler = growth.seat.sampler.ahead()
+            growth.feed = growth.ids[len(growth.seat.track) :]
         while going:
             start = self._clock()
             logits = self.cache.run([(growth.seat.track, growth.feed) for growth in going])
             for growth, row in zip(going, logits, strict=True):
                 self._extend(growth, row, outlook)
-            seconds = self._clock() - start
-            self.costs.observe(sum(len(growth.feed) for growth in going), seconds)
+            rows = sum(len(growth.feed) for growth in going)
+            self._spend(rows, self._clock() - start, outlook)
             for growth in going:
                 growth.feed = growth.written[-1:]
             going = [growth for growth in going if not growth.done]
             if outlook is not None:
-                outlook.spent += seconds
                 chosen = outlook.onward([growth.reach * growth.seat.hope for growth in going])
                 going = [going[i] for i in chosen]
 
@@ -292,12 +174,11 @@ class ModelDrafter(Remembering):
             growth.done = True
             return
         token, parent, above = choices.places[index], growth.tip, growth.reach
-        features = self._features(growth, _FIRST, probability)
+        features = self.calibration.features(growth.kind, probability, len(growth.written))
         chance = self.calibration.chance(features, growth.seat.luck.log_odds)
         growth.reach = above * chance
         growth.left -= 1
-        growth.seat.hope += _HOPE_RATE * (chance - growth.seat.hope)
-        self._hope += _HOPE_RATE_OF_ALL * (chance - self._hope)
+        self._learn_hope(growth.seat, chance)
         if outlook is not None:
             outlook.add(growth.reach)
         if not self._telling:
@@ -325,7 +206,7 @@ class ModelDrafter(Remembering):
             return
         token, share = self._choices.places[rival[0]], rival[1]
         offer = growth.seat.offer
-        features = self._features(growth, _SECOND, share)
+        features = self.calibration.features(_SECOND, share, len(growth.written))
         chance = self.calibration.chance(features, growth.seat.luck.log_odds)
         offer.guesses[parent] = [*offer.guesses[parent], (token, chance, features)]
         if outlook.worthwhile(left * chance):
@@ -341,19 +222,13 @@ class ModelDrafter(Remembering):
             return len(tokens) + len(retell(self._translator, tokens[-LOOK_BEHIND:], growth.written))
         return len(tokens) + len(growth.written)
 
-    def _features(self, growth: _Growth, kind: int, probability: float) -> Features:
-        """What decides the chance of the guess at the tip."""
-        if kind == _FIRST:
-            kind += 2 * self._telling + (not growth.context.params.greedy)
-        return kind * len(_CENTRES) + bisect_right(_EDGES, probability), _depth(len(growth.written))
-
     def _ends_text(self, growth: _Growth, token: int) -> bool:
         if self._telling:
             return growth.written[-1] in self._translator.draft.special_ids
         return token in self._ends and not growth.context.params.ignore_eos
 
     def _finish(self, growth: _Growth) -> Draft:
-        if self._telling:
+        if self._telling and growth.written:
             self._tell(growth)
         return growth.seat.offer.draft(self.name)
 
@@ -361,21 +236,10 @@ class ModelDrafter(Remembering):
         """Make nodes of the target's tokens for what was written."""
         offer, probabilities = growth.seat.offer, growth.probabilities
         told = retell(self._translator, growth.context.tokens[-LOOK_BEHIND:], growth.written)
-        kind = _FIRST + 2 + (not growth.context.params.greedy)
         done = 0
         for depth, (token, n) in enumerate(told[: growth.budget]):
-            bucket = bisect_right(_EDGES, prod(probabilities[done:n]))
-            features = (kind * len(_CENTRES) + bucket, _depth(depth))
+            features = self.calibration.features(growth.kind, prod(probabilities[done:n]), depth)
             chance = self.calibration.chance(features, growth.seat.luck.log_odds)
             offer.guesses[growth.tip] = [(token, chance, features)]
             growth.tip = offer.add(growth.tip, token, chance)
             done = max(done, n)
-
-    def _break(self, error: PacelineError) -> None:
-        self.broken = error.message
-        _log.warning("the draft model is of no use and stays off: %s", error.message)
-        self.reset()
-
-
-def _depth(depth: int) -> int:
-    return _DEPTH + (_DEPTH_CLASS[depth] if depth < len(_DEPTH_CLASS) else 6)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core import ROOT, Floats, Prices
-from paceline.drafters.head import Growth, HeadDrafter, Place
+from paceline.drafters.head import HeadDrafter, Place, Tree
 from paceline.drafters.head_program import FROM_TARGET, Feed
 from paceline.drafters.outlook import STEADY, Hope, Outlook
 
@@ -84,13 +84,13 @@ class ParallelDrafter(HeadDrafter):
     def _outlook(self, prices: Prices) -> Outlook:
         return ParallelOutlook(prices, self.costs.cost, self.longest)
 
-    def _room(self, growth: Growth) -> int:  # noqa: ARG002
+    def _room(self, growth: Tree) -> int:  # noqa: ARG002
         return self.longest
 
     def _ahead(self) -> int:
         return self.longest - 1
 
-    def _grow(self, going: list[Growth], outlook: Outlook | None) -> None:
+    def _grow(self, going: list[Tree], outlook: Outlook | None) -> None:
         for batch in self._batches(going):
             start = self._clock()
             most = self.longest
@@ -104,7 +104,7 @@ class ParallelDrafter(HeadDrafter):
             for growth, some in zip(batch, np.split(logits, ends[:-1]), strict=True):
                 self._write(growth, some, outlook)
 
-    def _masked(self, growth: Growth, count: int) -> Feed:
+    def _masked(self, growth: Tree, count: int) -> Feed:
         """The rows that are missing of a text, and masks behind them: `count` rows that guess."""
         feed = self._missing(growth)
         self._read_ahead(feed, self.head.max_rows - count + 1)
@@ -121,7 +121,7 @@ class ParallelDrafter(HeadDrafter):
             wanted=list(range(rows - 1, rows + count - 1)),
         )
 
-    def _write(self, growth: Growth, logits: Floats, outlook: Outlook | None) -> None:
+    def _write(self, growth: Tree, logits: Floats, outlook: Outlook | None) -> None:
         """Offer a guess at each place behind the last, left to right."""
         offer, node = growth.seat.offer, ROOT
         sampler = growth.seat.sampler.ahead()

@@ -32,6 +32,18 @@ class Tenants(Generic[T]):
         self.kv = kv
         self._holding: dict[T, None] = {}  # least recently used first
 
+    def missing(self, track: T, ids: Sequence[int]) -> int:
+        """How many rows of this text are still to be computed; its last one always is."""
+        raise NotImplementedError
+
+    def open(self, track: T, ids: Sequence[int], more: int, busy: Sequence[T] = ()) -> bool:
+        """Make room for a text and `more` slots behind it; idle tracks give way, the longest idle first.
+
+        Returns:
+            False, and nothing is taken that others need, if it does not fit beside the `busy` ones.
+        """
+        raise NotImplementedError
+
     def reserve(self, track: T, rows: int, busy: Sequence[T], *, loose: int = 0) -> bool:
         """Reserve slots behind a sequence, at the cost of those that are not `busy`.
 
