@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from harness import results
 from harness.llama_cpp import speculation
-from memory import against_file
+from memory import against_file, with_head
 from overhead import Steps
 from passes import Round, summarize
+
+from paceline.drafters.checkpoint import open_checkpoint
+from support.tiny_models import TinyModel
 
 
 def a_round(ours: dict[int, float], theirs: dict[int, float]) -> Round:
@@ -66,3 +71,18 @@ def test_tables_show_three_digits_and_dashes() -> None:
         "| 3 | 45.7 |",
         "| z | 1234 |",
     ]
+
+
+@pytest.mark.parametrize("spec", ["ngram", "ngram:min=2", "mtp:/some/head", "eagle3:head,dtype=q4", "auto"])
+def test_a_drafter_with_a_path_or_without_need_of_one_is_taken_as_it_is(spec: str, tmp_path: Path) -> None:
+    assert with_head(tmp_path / "none.gguf", spec, tmp_path) == spec
+
+
+@pytest.mark.parametrize(("spec", "options"), [("mtp", ""), ("dspark:dtype=q4", ",dtype=q4")])
+def test_the_kind_of_a_head_alone_means_a_random_one(spec: str, options: str, tmp_path: Path) -> None:
+    kind = spec.partition(":")[0]
+    model = TinyModel(layers=6, width=64, heads=4, head_dim=32).write(tmp_path / "model.gguf")
+    assert with_head(model, spec, tmp_path) == f"{kind}:{tmp_path / kind}{options}"
+    found = open_checkpoint(tmp_path / kind)
+    assert found.kind == kind
+    assert found.shape("blk.0.attn_q.weight") == (128, 64)

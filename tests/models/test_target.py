@@ -22,7 +22,6 @@ from paceline.errors import (
     UsageError,
 )
 from paceline.models import target as target_module
-from paceline.models.memory import memory_needs
 from paceline.models.target import NativeTarget, cgroup_room, physical_cores
 from paceline.native import instruction_sets, packed_bytes
 from paceline.weights.gguf import GGUFFile
@@ -196,7 +195,8 @@ class TestRefusals:
     def test_sizes_beyond_any_machine(self, tmp_path: Path) -> None:
         """A hostile header costs an error, not memory."""
         keys = {"llama.feed_forward_length": 2**31 - 32}
-        assert "MiB are free" in refusal(ResourceError, changed(tmp_path / "m.gguf", keys=keys))
+        message = refusal(ModelFileError, changed(tmp_path / "m.gguf", keys=keys))
+        assert "ffn_gate.weight is (64, 32), expected (2147483616, 32)" in message
 
 
 class TestMemory:
@@ -209,8 +209,7 @@ class TestMemory:
     def test_the_context_shrinks_to_what_fits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = replace(TINY, context=1_000_000).write(tmp_path / "long.gguf")
         file = GGUFFile.open(path)
-        config = load(path, max_model_len=64).config
-        needs = memory_needs(file, config)
+        needs = NativeTarget.outline(file).needs
         program = (needs.weights + needs.workspace) * 1.15
         monkeypatch.setattr(target_module, "free_memory", lambda: int(program) + 5000 * 5 // 4 * 128 + 64)
         assert load(path).context_limit == 5000
@@ -225,7 +224,7 @@ class TestMemory:
             tmp_path / "long.gguf"
         )
         file = GGUFFile.open(path)
-        needs = memory_needs(file, load(path, max_model_len=65).config)
+        needs = NativeTarget.outline(file).needs
         assert (needs.cache.per_token, needs.cache.window_per_token) == (0, 128)
         program = int((needs.weights + needs.workspace) * 1.15)
         monkeypatch.setattr(target_module, "free_memory", lambda: program + 100_000)
@@ -263,7 +262,7 @@ class TestMemory:
         in_file = sum(info.nbytes for info in file.tensors.values())
         target = NativeTarget.load(file)
         assert target.weight_bytes > 1.9 * in_file
-        assert memory_needs(file, target.config).weights >= target.weight_bytes
+        assert NativeTarget.outline(file).needs.weights >= target.weight_bytes
 
     def test_control_groups(self, tmp_path: Path) -> None:
         (tmp_path / "memory.max").write_text("1000000\n")

@@ -57,10 +57,25 @@ def test_the_largest_context_is_the_last_that_fits():
     assert not plan(BIG, available=found.available, runtime=50, context=138).fits
 
 
-def test_no_model_gets_more_context_than_the_shorter_one_was_made_for():
-    assert plan(BIG, available=10**9, runtime=0, drafters=[SMALL]).largest_context == 300
-    with pytest.raises(UsageError, match="301"):
-        plan(BIG, available=10**9, runtime=0, drafters=[SMALL], context=301)
+def test_a_drafter_is_silent_beyond_what_it_was_made_for():
+    found = plan(BIG, available=10**9, runtime=0, drafters=[SMALL])
+    assert found.largest_context == 400
+    assert found.parts[-1].bytes == 300 * 2
+    assert found.notes == ("beyond 300 tokens of text the small is silent",)
+    assert plan(BIG, available=10**9, runtime=0, drafters=[SMALL], context=300).notes == ()
+    with pytest.raises(UsageError, match="401"):
+        plan(BIG, available=10**9, runtime=0, drafters=[SMALL], context=401)
+
+
+def test_states_on_their_way_to_a_head_are_counted_for_one_pass():
+    head = replace(SMALL, name="head", states=6, most_waiting=5000, context_length=10**6)
+    long = replace(BIG, context_length=10**6)
+    found = plan(long, available=10**9, runtime=0, drafters=[head], context=700)
+    assert {part.name: part.bytes for part in found.parts}["states for head"] == 2 * 512 * 6
+    (note,) = found.notes
+    assert note.startswith("the states of 512 tokens are counted as waiting for the head; ")
+    assert plan(long, available=10**9, runtime=0, drafters=[head], context=512).notes == ()
+    assert plan(long, available=10**9, runtime=0, drafters=[replace(head, most_waiting=0)]).notes == ()
 
 
 def test_advice_names_what_would_help():
@@ -68,10 +83,25 @@ def test_advice_names_what_would_help():
     assert tight.largest_context == 20
     assert tight.advice[0] == "lower --max-model-len to 20"
     assert tight.advice[1] == "hold fewer than 2 sequences at a time"
-    hopeless = plan(BIG, available=1200, runtime=50, drafters=[SMALL], sequences=2)
-    assert not hopeless.fits
-    assert hopeless.largest_context == 0
-    assert hopeless.advice[0].startswith("do without the draft model")
+
+
+def without(missing: int, *drafters: Model) -> list[str]:
+    """What is advised to leave out where so many bytes are missing."""
+    whole = plan(BIG, available=10**9, runtime=0, drafters=drafters, context=100).total
+    found = plan(BIG, available=whole - missing, runtime=0, drafters=drafters, context=100)
+    return [line for line in found.advice if line.startswith("do without")]
+
+
+def test_advice_names_the_smallest_drafter_that_would_do():
+    mib = 1 << 20
+    free = "n-gram and suffix drafting need no memory to speak of"
+    one = replace(SMALL, name="one", weights=3 * mib)
+    two = replace(SMALL, name="two", weights=5 * mib, leave_out="--speculate auto:find=false")
+    assert without(2 * mib, one, two) == [f"do without the one, 3 MiB; {free}"]
+    assert without(4 * mib, one, two) == [f"do without the two (--speculate auto:find=false), 5 MiB; {free}"]
+    assert without(8 * mib, one, two) == [f"do without the one and the two, 8 MiB; {free}"]
+    assert without(9 * mib, one, two) == []
+    assert without(1) == []
 
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.Q8_0, TensorType.Q4_0, TensorType.IQ4_XS])

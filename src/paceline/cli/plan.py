@@ -10,11 +10,11 @@ import typer
 
 from paceline.cli import terminal
 from paceline.cli.loading import locate
+from paceline.cli.options import EngineFlags
 from paceline.cli.options import Model as ModelArgument
-from paceline.cli.options import Quantize, list_flag, split_specs
 from paceline.cli.verb import verb
 from paceline.errors import UsageError
-from paceline.tools.plan import GPU_SHARE, MemoryPlan, Model, memory_here, plan, resident
+from paceline.tools.plan import GPU_SHARE, MemoryPlan, memory_here, needs_of, plan
 
 _UNITS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -23,14 +23,7 @@ _UNITS = {"": 1, "k": 1, "m": 2, "g": 3, "t": 4}
 def command(
     model: ModelArgument,
     *,
-    speculate: Annotated[
-        list[str] | None,
-        list_flag("--speculate", "--drafter", help="model:PATH, a draft model beside it; several combine"),
-    ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option("--max-model-len", "--ctx-size", "-c", min=1, help="Default: as many tokens as fit"),
-    ] = None,
+    engine: EngineFlags,
     max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", "--parallel", "-np", min=1, help="Held at the same time")
     ] = 1,
@@ -40,13 +33,11 @@ def command(
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="Plan for a GPU of this size, the file's weights as they are")
     ] = None,
-    quantize: Quantize = None,
     json: Annotated[bool, typer.Option("--json", help="Print one object")] = False,
 ) -> int:
-    if memory and gpu:
+    if memory is not None and gpu is not None:
         raise UsageError("--memory and --gpu were both given", "plan for one of them")
-    names = [model, *_draft_models(speculate or [])]
-    found = _plan(names, quantize, max_model_len, max_num_seqs, memory, gpu)
+    found = _plan(model, engine, max_num_seqs, memory, gpu)
     if json:
         terminal.write_json(asdict(found) | {"fits": found.fits})
     else:
@@ -54,46 +45,30 @@ def command(
     return 0 if found.fits else 1
 
 
-def _draft_models(specs: list[str]) -> list[str]:
-    """The models among drafters; the other drafters need no memory to speak of."""
-    names = [spec for text in specs for spec in split_specs(text)]
-    return [name.partition(":")[2].partition(",")[0] for name in names if name.startswith("model:")]
-
-
-def _plan(
-    names: list[str],
-    quantize: str | None,
-    context: int | None,
-    sequences: int,
-    memory: str | None,
-    gpu: str | None,
-) -> MemoryPlan:
+def _plan(name: str, engine: EngineFlags, sequences: int, memory: str | None, gpu: str | None) -> MemoryPlan:
     import paceline.engine  # noqa: F401  what a running model needs besides itself is in memory when measured
-    from paceline.native import trim_memory
-    from paceline.text.tokenizer import Tokenizer
+    from paceline.drafters.registry import configure
     from paceline.weights.source import open_model
 
-    models, tokenizers = [], []
-    for name in names:
-        with open_model(locate(name), quantize if name == names[0] else None) as file:
-            models.append(Model.of(file, repacked=gpu is None))
-            tokenizers.append(Tokenizer.from_gguf(file.metadata))
-            file.forget_arrays()
-    if gpu:
-        available, runtime = int(_size("--gpu", gpu) * GPU_SHARE), 0
-    else:
-        available = _size("--memory", memory) if memory else memory_here()
-        trim_memory()
-        runtime = resident()
-    target, *drafters = models
+    speculate = engine.speculation()
+    configure(speculate, vocab_size=1)  # a typo shows before a model is fetched
+    available = _available(memory, gpu)
+    with open_model(locate(name), engine.quantize) as file:
+        needs = needs_of(file, speculate, repacked=gpu is None)
     return plan(
-        target,
+        needs.target,
         available=available,
-        runtime=runtime,
-        drafters=drafters,
-        context=context,
+        runtime=needs.runtime if gpu is None else 0,
+        drafters=needs.drafters,
+        context=engine.max_model_len,
         sequences=sequences,
     )
+
+
+def _available(memory: str | None, gpu: str | None) -> int:
+    if gpu is not None:
+        return int(_size("--gpu", gpu) * GPU_SHARE)
+    return memory_here() if memory is None else _size("--memory", memory)
 
 
 def _size(flag: str, text: str) -> int:
@@ -114,5 +89,5 @@ def _show(found: MemoryPlan) -> None:
     each = f"{found.context} tokens" + (f", {found.sequences} times" if found.sequences > 1 else "")
     verdict = "fits" if found.fits else "does not fit"
     lines.append(f"\n{each}: {verdict}; at most {found.largest_context} tokens would")
-    lines += [f"- {advice}" for advice in found.advice]
+    lines += [f"- {line}" for line in (*found.advice, *found.notes)]
     terminal.write("\n".join(lines) + "\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from paceline.drafters.checkpoint_names import KINDS, flatten, layout_of, plain_
 from paceline.errors import ModelFileError, UnsupportedModelError, UsageError, suggest
 from paceline.weights.folder import open_shards
 from paceline.weights.hf_files import read_optional
-from paceline.weights.mapping import TensorInfo
+from paceline.weights.mapping import TensorInfo, blank
 from paceline.weights.quantize import quantize
 from paceline.weights.quants import Bytes, TensorType
 from paceline.weights.safetensors import SafetensorsFile
@@ -61,6 +62,7 @@ class Checkpoint:
         identity: differs between files of different content.
         tensors: name to shape and the type it has after loading.
         interleaved: rows of query and key are in the order in which rope turns neighbours.
+        nbytes: what it takes in its files.
     """
 
     def __init__(self, path: Path, inside: Contents, dtype: str) -> None:
@@ -73,6 +75,7 @@ class Checkpoint:
         self._arrays = inside.arrays
         self._indices = inside.indices
         self._dtype = dtype
+        self.nbytes = sum(array.nbytes for array in inside.arrays.values())
         self.tensors = {name: self._info(name, array) for name, array in inside.arrays.items()}
 
     def has(self, name: str) -> bool:
@@ -119,7 +122,8 @@ class Checkpoint:
         return self._arrays[name].values(start, end)
 
     def release(self, name: str) -> None:
-        """Nothing to do: arrays are views of mapped files."""
+        """Let the system drop a tensor's pages of the mapped file; reading brings them back."""
+        self._arrays[name].drop()
 
     def indices(self, name: str) -> NDArray[np.int64]:
         """A tensor of ids."""
@@ -189,12 +193,31 @@ class Checkpoint:
         return wanted
 
 
-def open_checkpoint(path: str | Path, dtype: str = "auto", kind: str | None = None) -> Checkpoint:
+class Outline(Checkpoint):
+    """A checkpoint whose weights are never read, for telling what they would take; all count as positive."""
+
+    def data(self, name: str) -> Bytes:
+        return blank(self.tensors[name])
+
+    def values(self, name: str, start: int = 0, end: int | None = None) -> Floats:
+        count, *others = self._arrays[name].shape
+        return np.broadcast_to(np.float32(1), (len(range(count)[start:end]), *others))
+
+    def keep_rows(self, name: str, rows: NDArray[np.int64], of: Array | None = None) -> None:
+        whole = of or self._arrays[name]
+        self._arrays[name] = replace(whole, shape=(len(rows), *whole.shape[1:]))
+        self.tensors[name] = self._info(name, self._arrays[name])
+
+
+def open_checkpoint(
+    path: str | Path, dtype: str = "auto", kind: str | None = None, *, outline: bool = False
+) -> Checkpoint:
     """Open a folder of safetensors, one safetensors file with its config.json beside it, or a GGUF file.
 
     Args:
         dtype: a key of `DTYPES`.
         kind: what is looked for, for errors.
+        outline: make one whose weights are never read.
 
     Raises:
         UsageError: there is no such dtype.
@@ -212,7 +235,7 @@ def open_checkpoint(path: str | Path, dtype: str = "auto", kind: str | None = No
             f"{path}: a drafter of kind {inside.kind} with tensors that are not known here: {shown}{more}",
             "without them it would draft badly; update Paceline or use another checkpoint",
         )
-    return Checkpoint(path, inside, dtype)
+    return (Outline if outline else Checkpoint)(path, inside, dtype)
 
 
 def look_into(path: Path) -> Contents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +27,17 @@ class Array:
 
     Attributes:
         read: returns its bytes.
+        drop: lets the system drop the pages that reading brought in, where they are a file's.
     """
 
     type: TensorType
     shape: tuple[int, ...]
     read: Callable[[], Bytes]
+    drop: Callable[[], None] = lambda: None
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes(math.prod(self.shape))
 
     def values(self, start: int = 0, end: int | None = None) -> Floats:
         """The rows from start to end, in float32."""
@@ -75,7 +82,7 @@ def from_safetensors(shards: Sequence[SafetensorsFile]) -> tuple[dict[str, Array
     for shard in shards:
         for name, entry in shard.entries.items():
             if entry.dtype in _FLOATS and entry.shape and 0 not in entry.shape:
-                arrays[name] = Array(_FLOATS[entry.dtype], entry.shape, _reader(shard, name))
+                arrays[name] = _array(shard, name, _FLOATS[entry.dtype], entry.shape)
             elif entry.dtype in _INTEGERS:
                 raw = shard.data(name).view(_INTEGERS[entry.dtype]).astype(np.int64)
                 indices[name] = raw.reshape(entry.shape)
@@ -84,8 +91,8 @@ def from_safetensors(shards: Sequence[SafetensorsFile]) -> tuple[dict[str, Array
 
 def from_gguf(file: GGUFFile) -> dict[str, Array]:
     """Weights of a GGUF file."""
-    return {name: Array(info.type, info.shape, _reader(file, name)) for name, info in file.tensors.items()}
+    return {name: _array(file, name, info.type, info.shape) for name, info in file.tensors.items()}
 
 
-def _reader(file: SafetensorsFile | GGUFFile, name: str) -> Callable[[], Bytes]:
-    return lambda: file.data(name)
+def _array(file: SafetensorsFile | GGUFFile, name: str, kind: TensorType, shape: tuple[int, ...]) -> Array:
+    return Array(kind, shape, lambda: file.data(name), lambda: file.release(name))

@@ -23,16 +23,16 @@ from paceline.core import ROOT, Floats, Ids, Output, Rows
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.checkpoint_ids import target_ids
 from paceline.drafters.dflash_config import BlockConfig
+from paceline.drafters.dspark import weight_bytes
 from paceline.drafters.head_program import Lender
 from paceline.drafters.suitability import Facts, check_block
 from paceline.errors import ModelFileError
 from paceline.models.decoder import Layers
 from paceline.models.kv import padded
-from paceline.models.memory import PAGE_SIZE
+from paceline.models.memory import PAGE_SIZE, CacheNeeds, MemoryNeeds
 from paceline.models.registry import architecture
 from paceline.models.target import Lent, window_of
 from paceline.models.tensors import Tensors
-from paceline.native import Program
 
 MAX_ROWS = 256
 
@@ -63,6 +63,7 @@ class BlockModel:
         config: sizes and conventions.
         places: [V_d] the target's ids of a reduced vocabulary, ascending; None where ids are the same.
         vocab_size: of the target.
+        cache: bytes that its cache takes.
     """
 
     page_size = PAGE_SIZE
@@ -80,7 +81,8 @@ class BlockModel:
         self._states = len(config.taps) * lent.config.width
         self.rows = found.shape("output.weight")[0] if found.has("output.weight") else self.vocab_size
         self.places = target_ids(found, self.rows, self.vocab_size) if self.rows != self.vocab_size else None
-        self._program = Program(
+        self.cache = CacheNeeds.of(config.decoder, MAX_ROWS)
+        self._program = type(lent.program)(  # for the outline of a target, a tally too
             threads=lender.threads,
             isa=lender.isa,
             max_rows=MAX_ROWS,
@@ -98,7 +100,13 @@ class BlockModel:
         self._record(found, lent, lender.context_limit)
         self.weight_bytes: int = self._program.weight_bytes
         self._logits: Floats = np.empty((0, self.rows), np.float32)
-        self._biases: Floats = np.empty((0, self.rows), np.float32)
+        self._biases: Floats = np.empty((1 if config.markov else 0, self.rows), np.float32)
+
+    @property
+    def needs(self) -> MemoryNeeds:
+        """What it would take, with what chooses its tokens; of one for the outline of a target only."""
+        own = self._logits.nbytes + self._biases.nbytes + weight_bytes(self.checkpoint)
+        return MemoryNeeds.of(self._program, self.cache, own)
 
     def file(self, features: Floats, start: int, table: Ids, window_table: Ids | None = None) -> None:
         """Compute and keep keys and values.

@@ -23,7 +23,7 @@ from paceline.core import Floats
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.dflash_config import BlockConfig
 
-_W1 = "markov_head.markov_w1.weight"
+_W1, _W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 _STEP = 8192
 
 
@@ -106,12 +106,19 @@ class ChainHeads:
             )
         for start in range(0, vocab, _STEP):
             self._check_finite(_W1, self.found.values(_W1, start, start + _STEP))
+        self.found.release(_W1)
 
     def _check_finite(self, name: str, values: Floats) -> None:
         if not np.isfinite(values).all():
             raise self.found.fault(
                 f"{name}: weights that are infinite or not a number", "the file is damaged; download it again"
             )
+
+
+def weight_bytes(found: Checkpoint) -> int:
+    """Bytes of what `ChainHeads` holds in float32: all but the matrices of a row for each token."""
+    names = [name for name in found.tensors if name.startswith(("markov_head.", "confidence_head."))]
+    return sum(4 * math.prod(found.shape(name)) for name in names if name not in (_W1, _W2))
 
 
 class Chain:

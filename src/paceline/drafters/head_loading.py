@@ -9,16 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from paceline.core import Drafter, Target
+from paceline.core import Drafter, HearingDrafter, Target
 from paceline.drafters.beside import Found, find_drafters
 from paceline.drafters.checkpoint import Checkpoint, open_checkpoint
+from paceline.drafters.head_cache import MOST_BYTES
 from paceline.drafters.head_program import HeadProgram, Lender
-from paceline.drafters.loading import Host, load_model_drafter
+from paceline.drafters.loading import Host, Outlined, load_model_drafter
 from paceline.drafters.memory import Remembering
 from paceline.drafters.network import Costs
 from paceline.drafters.shortlist import shorten
 from paceline.drafters.suitability import Facts, refuse_stranger
 from paceline.errors import PacelineError, UsageError
+from paceline.models.memory import MemoryNeeds
 from paceline.weights import hub
 
 _log = logging.getLogger("paceline")
@@ -115,7 +117,7 @@ def _load_found(host: Host, one: Found, model: Path) -> Drafter:
 
 
 def _load(host: Host, path: Path, kind: str | None, dtype: str, options: HeadOptions) -> Drafter:
-    found = open_checkpoint(path, dtype, kind)
+    found = open_checkpoint(path, dtype, kind, outline=host.outlines is not None)
     if kind is not None and found.kind != kind:
         raise UsageError(
             f"{path} holds a drafter of kind {found.kind}, not {kind}", f"write {found.kind}:{path}"
@@ -128,10 +130,21 @@ def _load(host: Host, path: Path, kind: str | None, dtype: str, options: HeadOpt
         shorten(found, lender, options.draft_vocab_size, host.tokenizer.eog_ids)
     load = cast(Load, import_module(LOADERS[found.kind]).load)
     drafter = load(found, host, options)
+    for name in found.tensors:  # reading vectors brought in more than these
+        found.release(name)
+    if host.outlines is not None:
+        host.outlines.append(_outlined(found, drafter))
     meaning = replace(options, threads=None)
     host.remind(cast(Remembering, drafter), found.kind, found.identity, meaning)
     _log.info("%s", found.describe())
     return drafter
+
+
+def _outlined(found: Checkpoint, drafter: Drafter) -> Outlined:
+    needs: MemoryNeeds = cast(Any, drafter).network.needs
+    waiting = 0 if found.kind in ("dflash", "dspark") else MOST_BYTES  # those file states as they come
+    heard = len(cast(HearingDrafter, drafter).layers)
+    return Outlined(found.kind, found.path, needs, found.nbytes, heard=heard, most_waiting=waiting)
 
 
 def lender_of(host: Host) -> Lender:

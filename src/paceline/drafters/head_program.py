@@ -8,7 +8,7 @@ Where there are several heads, one for each step, each has a part for the rows o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from paceline.errors import ResourceError
 from paceline.models.config import DecoderConfig
 from paceline.models.decoder import Layers
 from paceline.models.kv import padded
-from paceline.models.memory import PAGE_SIZE
+from paceline.models.memory import PAGE_SIZE, CacheNeeds, MemoryNeeds
 from paceline.models.registry import architecture
 from paceline.models.target import Lent
 from paceline.models.tensors import Tensors
@@ -92,6 +92,7 @@ class HeadProgram:
         embedded: buffer that `embed` fills.
         last: activations that the output matrix reads.
         width: of the states that it hands from row to row.
+        cache: bytes that its cache takes; layers with a window keep everything too.
         parts: how many there are.
     """
 
@@ -114,6 +115,7 @@ class HeadProgram:
         self.width = config.width
         self.context_limit = lender.context_limit + MAX_ROWS
         self.pages = lender.pages + 2 * MAX_ROWS // PAGE_SIZE
+        self.cache = CacheNeeds.of(replace(config, windows=(0,) * config.layers), MAX_ROWS)
         self.program = _program(config, lender, threads or lender.threads, self.pages)
         self.tensors = Tensors(checkpoint, self.program)
         self.layers = Layers(self.program, self.tensors, config, lender.context_limit)
@@ -185,6 +187,12 @@ class HeadProgram:
         self._features = np.zeros((MAX_ROWS, self.program.feature_width), np.float32)
         self._hidden = np.zeros((MAX_ROWS, self.program.hidden_width), np.float32)
 
+    @property
+    def needs(self) -> MemoryNeeds:
+        """What it would take; of a head for the outline of a target only."""
+        own = (self._features, self._hidden, self._logits)
+        return MemoryNeeds.of(self.program, self.cache, sum(array.nbytes for array in own))
+
     def run(self, feeds: Sequence[Feed], part: int) -> Result:
         """Run one pass over the rows of several requests, at most `max_rows` together."""
         count, rows = 0, _lay(feeds)
@@ -232,7 +240,7 @@ class HeadProgram:
 
 def _program(config: DecoderConfig, lender: Lender, threads: int, pages: int) -> Program:
     try:
-        return Program(
+        return type(lender.lent.program)(  # for the outline of a target, a tally too
             threads=threads,
             isa=lender.isa,
             max_rows=MAX_ROWS,

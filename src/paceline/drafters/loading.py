@@ -20,6 +20,7 @@ from paceline.weights.source import open_model
 
 if TYPE_CHECKING:
     from paceline.drafters.beside import Found
+    from paceline.models.memory import MemoryNeeds
 
 LEAST_CONTEXT = 64
 """A draft model that sees less text than this is refused."""
@@ -30,6 +31,28 @@ _VOCABULARIES: dict[str, Mode | None] = {
     "intersection": "intersection",
     "text": "text",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Outlined:
+    """What a drafter would take.
+
+    Attributes:
+        kind: of the drafter.
+        path: of its file or folder.
+        stored: bytes of its weights in the file.
+        context_limit: most tokens of text that it follows; None means as many as the target.
+        heard: layers of the target whose states it is given.
+        most_waiting: bytes of states that one text may have waiting for it.
+    """
+
+    kind: str
+    path: Path
+    needs: MemoryNeeds
+    stored: int
+    context_limit: int | None = None
+    heard: int = 0
+    most_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +67,7 @@ class Host:
         target: the model itself, which heads borrow weights from; None where there is none to borrow from.
         chances: file of what drafters learnt; None keeps nothing.
         found: what was found near the target's file, once it was looked for.
+        outlines: None loads drafters; else none is loaded, and what they would take is told here.
     """
 
     tokenizer: Tokenizer
@@ -54,6 +78,7 @@ class Host:
     target: Target | None = None
     chances: Path | None = None
     found: dict[Path, list[Found]] = field(default_factory=dict)
+    outlines: list[Outlined] | None = None
 
     def remind(self, drafter: Remembering, *parts: object) -> None:
         """Let a drafter go on from what it learnt in earlier runs for this target.
@@ -163,8 +188,12 @@ def _load(
     with open_model(hub.resolve(model), quantize) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
         threads = host.threads if threads is None else threads
-        target = NativeTarget.load(file, threads=threads, max_model_len=max_model_len)
-        identity = file.identity()
+        if host.outlines is not None:
+            target = NativeTarget.outline(file, max_model_len=max_model_len)
+        else:
+            target = NativeTarget.load(file, threads=threads, max_model_len=max_model_len)
+        identity, path = file.identity(), file.path
+        stored = sum(info.nbytes for info in file.tensors.values())
         file.forget_arrays()
     if target.context_limit < LEAST_CONTEXT:
         raise UsageError(
@@ -177,5 +206,7 @@ def _load(
         pairing.comparison.refuse_unless_same()
     translator = Translator(host.tokenizer, tokenizer, pairing)
     drafter = ModelDrafter(target, translator, host.measure(target))
+    if host.outlines is not None:
+        host.outlines.append(Outlined("model", path, target.needs, stored, target.context_limit))
     host.remind(drafter, identity, pairing.mode)
     return drafter

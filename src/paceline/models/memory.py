@@ -1,13 +1,13 @@
-"""Bytes that a model takes, told from its header."""
+"""Bytes that a network takes."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any, cast
 
 from paceline.models.config import DecoderConfig
-from paceline.native import packed_bytes
-from paceline.weights.source import Source
+from paceline.models.tally import Tally
+from paceline.native import Program
 
 PAGE_SIZE = 32
 MAX_ROWS = 512
@@ -21,26 +21,28 @@ class CacheNeeds:
         per_token: of one position in the layers that see everything.
         window: positions that a row sees in the others; 0 if there are none.
         window_per_token: of one position in these.
+        rows: most rows of a pass.
     """
 
     per_token: int
     window: int = 0
     window_per_token: int = 0
+    rows: int = MAX_ROWS
 
     @classmethod
-    def of(cls, config: DecoderConfig) -> CacheNeeds:
+    def of(cls, config: DecoderConfig, rows: int = MAX_ROWS) -> CacheNeeds:
         layer = 2 * config.kv_heads * config.head_dim * 2
         windowed = sum(window > 0 for window in config.windows)
-        return cls((config.layers - windowed) * layer, max(config.windows), windowed * layer)
+        return cls((config.layers - windowed) * layer, max(config.windows), windowed * layer, rows)
 
     @property
     def window_tokens(self) -> int:
         """Positions that one sequence holds at most in layers with a window, a full pass included."""
-        return self.window + PAGE_SIZE + MAX_ROWS
+        return self.window + PAGE_SIZE + self.rows
 
     def held(self, tokens: int, sequences: int = 1) -> int:
         """Bytes that sequences of so many tokens hold together. They share passes: its rows count once."""
-        seen = min(tokens, self.window + PAGE_SIZE) * sequences + MAX_ROWS
+        seen = min(tokens, self.window + PAGE_SIZE) * sequences + self.rows
         near = min(tokens * sequences, seen) * self.window_per_token
         return tokens * sequences * self.per_token + near
 
@@ -51,24 +53,19 @@ class CacheNeeds:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Bytes that a model takes: its weights as they are packed, what a full pass works in, its cache."""
+    """Bytes that a network takes: its weights as they are packed, what a full pass works in, its cache."""
 
     weights: int
     workspace: int
     cache: CacheNeeds
 
+    @classmethod
+    def of(cls, program: Program, cache: CacheNeeds, besides: int = 0) -> MemoryNeeds:
+        """What a tally says that took the place of a program.
 
-def memory_needs(file: Source, config: DecoderConfig) -> MemoryNeeds:
-    """Tell from a header what a model takes. An embedding with a head of its own stays in the mapped file."""
-    weights = 0
-    for info in file.tensors.values():
-        if info.name == "token_embd.weight" and "output.weight" in file.tensors:
-            continue
-        *rows, cols = info.shape
-        matrix = rows and cols % 32 == 0
-        weights += packed_bytes(int(info.type), math.prod(rows), cols) if matrix else info.nbytes
-    inner, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    workspace = MAX_ROWS * 4 * (2 * config.width + 3 * inner + 2 * kv_width + config.hidden)
-    if config.experts is not None:
-        workspace += MAX_ROWS * config.experts.used * (6 * config.width + 2 * config.experts.hidden)
-    return MemoryNeeds(weights, workspace, CacheNeeds.of(config))
+        Args:
+            besides: bytes of the network's own arrays.
+        """
+        tally = cast(Any, program)
+        assert isinstance(tally, Tally), "only a tally counts"
+        return cls(tally.matrices + tally.vectors, tally.workspace + besides, cache)

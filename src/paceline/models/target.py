@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from paceline.core import Floats, Ids, Output, Rows, WindowPages, is_whole
 from paceline.errors import ModelFileError, ResourceError, UsageError, suggest
 from paceline.models import decoder
 from paceline.models.config import DecoderConfig, blocks_of_heads
-from paceline.models.memory import MAX_ROWS, PAGE_SIZE, CacheNeeds, memory_needs
+from paceline.models.memory import MAX_ROWS, PAGE_SIZE, CacheNeeds, MemoryNeeds
+from paceline.models.tally import Tally, Unread
 from paceline.models.tensors import Tensors
 from paceline.native import Program, instruction_sets
 from paceline.weights.source import Source
@@ -108,24 +110,43 @@ class NativeTarget:
             ModelFileError, UnsupportedModelError: the file cannot be run.
             ResourceError: it does not fit the memory that is free.
         """
-        metadata = file.metadata
-        if "general.architecture" not in metadata:
-            raise ModelFileError(
-                "the file does not name its architecture", "it is no model; check what was downloaded"
-            )
-        config = DecoderConfig.from_metadata(metadata)
-        vocab = _vocabulary(file)
-        needs = memory_needs(file, config)
+        config, needs = _config(file), cls.outline(file).needs
         context, left = _context(config, max_model_len, needs.weights + needs.workspace)
         window_pages = _window_pages(pages, context, needs.cache, left)
         pages = _pages(pages, context)
         program = _program(
             config, threads=_threads(threads), isa=_isa(isa), pages=pages, window_pages=window_pages
         )
-        tensors = Tensors(file, program)
+        return cls._recorded(file, Tensors(file, program), program, config, context, pages, window_pages)
+
+    @classmethod
+    def outline(cls, file: Source, *, max_model_len: int | None = None) -> NativeTarget:
+        """What `load` would make of a file, however much memory there is: for telling what that takes.
+
+        It reads no weights, and its passes do nothing.
+        """
+        config = _config(file)
+        context = _own_context(config, max_model_len)
+        pages = _pages(None, context)
+        window_pages = _window_pages(None, context, CacheNeeds.of(config), None)
+        tally = cast(Program, Tally(max_rows=MAX_ROWS))
+        return cls._recorded(file, Tensors(Unread(file), tally), tally, config, context, pages, window_pages)
+
+    @classmethod
+    def _recorded(
+        cls,
+        file: Source,
+        tensors: Tensors,
+        program: Program,
+        config: DecoderConfig,
+        context: int,
+        pages: int,
+        window_pages: int,
+    ) -> NativeTarget:
+        vocab = _vocabulary(file)
         head = decoder.record(program, tensors, config, vocab=vocab, context=context)
         lent = Lent(program, file, head, tensors.values("output_norm.weight", config.width), config)
-        tensors.refuse_leftovers(besides=blocks_of_heads(metadata))
+        tensors.refuse_leftovers(besides=blocks_of_heads(file.metadata))
         return cls(
             program,
             config,
@@ -135,6 +156,11 @@ class NativeTarget:
             pages=pages,
             window_pages=window_pages,
         )
+
+    @property
+    def needs(self) -> MemoryNeeds:
+        """What it would take; of an outline only. An embedding with a head of its own stays in the file."""
+        return MemoryNeeds.of(self._program, self.cache)
 
     def listen(self, layers: Sequence[int]) -> None:
         """Have every pass return what enters these layers, in `Output.hidden`; () ends it.
@@ -225,6 +251,16 @@ class NativeTarget:
         return self._logits
 
 
+def _config(file: Source) -> DecoderConfig:
+    if "general.architecture" not in file.metadata:
+        raise ModelFileError(
+            "the file does not name its architecture", "it is no model; check what was downloaded"
+        )
+    config = DecoderConfig.from_metadata(file.metadata)
+    _vocabulary(file)
+    return config
+
+
 def _vocabulary(file: Source) -> int:
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
@@ -284,13 +320,18 @@ def window_of(program: Program, size: int, pages: int, rows: int) -> WindowPages
     return WindowPages(size, pages, rows, copy_page) if size else None
 
 
-def _context(config: DecoderConfig, wanted: int | None, program_bytes: int) -> tuple[int, int | None]:
-    """Longest sequence, as asked or as the model and the free memory allow; and bytes left for the cache."""
+def _own_context(config: DecoderConfig, wanted: int | None) -> int:
+    """Longest sequence, as asked or as the model allows."""
     if wanted is not None and not (is_whole(wanted) and 2 <= wanted <= config.context_length):
         raise UsageError(f"max_model_len is {wanted!r}", f"give a value from 2 to {config.context_length}")
-    free = free_memory()
+    return wanted or config.context_length
+
+
+def _context(config: DecoderConfig, wanted: int | None, program_bytes: int) -> tuple[int, int | None]:
+    """Longest sequence, as asked or as the model and the free memory allow; and bytes left for the cache."""
+    longest, free = _own_context(config, wanted), free_memory()
     if free is None:
-        return wanted or config.context_length, None
+        return longest, None
     left, cache = int(free - program_bytes * _SPARE), CacheNeeds.of(config)
     fits = bisect_right(range(1, config.context_length + 1), left, key=lambda n: cache.held(n * 5 // 4))
     least = wanted or min(config.context_length, 2 * PAGE_SIZE)

@@ -7,8 +7,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from paceline.errors import ModelFileError, ResourceError
-from paceline.weights.quants import TensorType
+from paceline.weights.quants import Bytes, TensorType
 
 DAMAGED = "the file is damaged or incomplete; download it again and compare its checksum"
 
@@ -27,6 +29,16 @@ class TensorInfo:
     type: TensorType
     offset: int
     nbytes: int
+
+
+def blank(info: TensorInfo) -> Bytes:
+    """[nbytes] data of a tensor that is not read: finite, positive numbers, whatever the type.
+
+    That of a matrix takes no memory.
+    """
+    if len(info.shape) < 2:
+        return np.ones(info.nbytes, np.uint8)
+    return np.broadcast_to(np.uint8(1), info.nbytes)
 
 
 def map_file(path: Path, suffix: str) -> mmap.mmap:
