@@ -141,6 +141,19 @@ def test_a_tree_says_at_every_node_what_a_chain_would(name: str, tmp_path: Path)
             assert children == ranked(reference, target, context.tokens, path)[: len(children)]
 
 
+@heads
+def test_topk_bounds_the_choices_beside_each_other(name: str, tmp_path: Path) -> None:
+    target, drafter, _ = loaded(name, tmp_path)
+    for topk in (1, 2):
+        drafter.reset()
+        drafter.topk = topk
+        (draft,) = drafter.propose_many(
+            [heard(drafter, target, tokens_of(1, 13), request=topk, params=ON)], [24], CHEAP
+        )
+        assert max(map(draft.parents.count, draft.parents)) == topk
+        assert len(draft) >= 2
+
+
 def ranked(reference: Any, target: NativeTarget, tokens: list[int], path: list[int]) -> list[int]:
     """The head's guesses behind a path of its own guesses, likeliest first."""
     taps = reference.tiny.taps

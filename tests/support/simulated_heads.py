@@ -104,14 +104,19 @@ class HeadSimulation(Simulation):
     Args:
         head: pass times of the head.
         block: slots of a block; None for a head that guesses token by token.
+        topk: of such a head.
     """
 
-    def __init__(self, target: dict[int, float], head: dict[int, float], block: int | None = None) -> None:
+    def __init__(
+        self, target: dict[int, float], head: dict[int, float], block: int | None = None, topk: int = 4
+    ) -> None:
         super().__init__(target, head)
         costs, ends = PassTime(head), frozenset[int]()
         if block is None:
             self.network: Any = _Head(self.clock, PassTime(head))
-            drafter: Any = HeadDrafter("head", self.network, (1,), None, ends, costs, clock=self.clock)
+            drafter: Any = HeadDrafter(
+                "head", self.network, (1,), None, ends, costs, topk=topk, clock=self.clock
+            )
         else:
             self.network = _Blocks(self.clock, PassTime(head), block)
             nobody = SimpleNamespace(sure=lambda: None, follow=lambda token: None)

@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.checkpoint_ids import layer_ids, mask_token, parallel_length, target_ids
-from paceline.drafters.head import HeadDrafter
+from paceline.drafters.head import TOPK, HeadDrafter
 from paceline.drafters.head_config import decoder_config
 from paceline.drafters.head_loading import HeadOptions, costs_of, lender_of
 from paceline.drafters.head_program import HeadProgram
@@ -50,7 +50,7 @@ def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
     ids = target_ids(found, head.vocab_size, lender.vocab_size)
     ends, costs = host.tokenizer.eog_ids, costs_of(host, head)
     if found.kind != "peagle":
-        return HeadDrafter(found.kind, head, taps, ids, ends, costs)
+        return HeadDrafter(found.kind, head, taps, ids, ends, costs, topk=options.topk or TOPK)
     return ParallelDrafter(
         found.kind,
         head,
@@ -61,6 +61,7 @@ def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
         mask=mask_token(found, lender.vocab_size),
         state=found.values("mask_hidden").reshape(-1),
         longest=parallel_length(found),
+        topk=options.topk or TOPK,
     )
 
 

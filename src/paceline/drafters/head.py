@@ -28,7 +28,7 @@ from paceline.sampling.sampler import Sampler
 # How a guess was made, for its chance: the first or a later choice, the likeliest or a drawn one.
 _FIRST, _RIVAL = 0, 2
 
-MOST_SIBLINGS = 4
+TOPK = 4
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class HeadDrafter(StateDrafter[Tree]):
 
     Args:
         head: recorded in two parts; see `head_program`.
+        topk: most guesses beside each other; 1 makes every draft a chain.
         name, layers, ids, ends, costs, clock: see `StateDrafter`.
     """
 
@@ -89,10 +90,12 @@ class HeadDrafter(StateDrafter[Tree]):
         ends: frozenset[int],
         costs: Costs,
         *,
+        topk: int = TOPK,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(name, head, layers, ids, ends, costs, clock=clock)
         self.head = head
+        self.topk = topk
 
     def _begin(self, context: Context, budget: int) -> Tree | None:
         seat = self._seats.get(context.request)
@@ -270,7 +273,7 @@ class HeadDrafter(StateDrafter[Tree]):
         position = len(growth.context.tokens) + depth
         guesses: list[Guess] = []
         left = 1.0
-        while growth.left > 0 and len(guesses) < MOST_SIBLINGS:
+        while growth.left > 0 and len(guesses) < self.topk:
             if guesses and (outlook is None or not outlook.worthwhile(above * left)):
                 break
             try:

@@ -48,6 +48,7 @@ class HeadOptions:
         chain: of MTP heads: the same of the states that they hand on.
         heads: of MTP checkpoints: how many of several heads are used.
         draft_vocab_size: how many ids it drafts, the commonest; see `shortlist`.
+        topk: of heads that draft trees: most guesses beside each other.
         sample_from_anchor: of block drafters: whether the anchor's slot of a block predicts too.
     """
 
@@ -58,6 +59,7 @@ class HeadOptions:
     heads: int | None = None
     sample_from_anchor: bool | None = None
     draft_vocab_size: int | None = None
+    topk: int | None = None
 
 
 Load = Callable[[Checkpoint, Host, HeadOptions], Drafter]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from paceline.drafters.checkpoint import Checkpoint
 from paceline.drafters.checkpoint_ids import target_ids
-from paceline.drafters.head import HeadDrafter
+from paceline.drafters.head import TOPK, HeadDrafter
 from paceline.drafters.head_config import decoder_config
 from paceline.drafters.head_loading import HeadOptions, costs_of, lender_of
 from paceline.drafters.head_program import HeadProgram
@@ -70,7 +70,8 @@ def load(found: Checkpoint, host: Host, options: HeadOptions) -> HeadDrafter:
     head.seal()
     ids = target_ids(found, head.vocab_size, lender.vocab_size)
     taps = (lender.lent.config.layers,)
-    return HeadDrafter(found.kind, head, taps, ids, host.tokenizer.eog_ids, costs_of(host, head))
+    ends, costs = host.tokenizer.eog_ids, costs_of(host, head)
+    return HeadDrafter(found.kind, head, taps, ids, ends, costs, topk=options.topk or TOPK)
 
 
 def _name(number: int, part: str) -> str:

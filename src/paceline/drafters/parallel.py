@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core import ROOT, Floats, Prices
-from paceline.drafters.head import HeadDrafter, Place, Tree
+from paceline.drafters.head import TOPK, HeadDrafter, Place, Tree
 from paceline.drafters.head_program import FROM_TARGET, Feed
 from paceline.drafters.outlook import STEADY, Hope, Outlook
 
@@ -76,9 +76,15 @@ class ParallelDrafter(HeadDrafter):
     """
 
     def __init__(
-        self, *others: Any, mask: int, state: Floats, longest: int, clock: Callable[[], float] | None = None
+        self,
+        *others: Any,
+        mask: int,
+        state: Floats,
+        longest: int,
+        topk: int = TOPK,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__(*others, clock=clock or time.perf_counter)
+        super().__init__(*others, topk=topk, clock=clock or time.perf_counter)
         self._mask, self._state, self.longest = mask, state, longest
 
     def _outlook(self, prices: Prices) -> Outlook:

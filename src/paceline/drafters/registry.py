@@ -99,6 +99,10 @@ _HEAD: _Options = {
 """Options of every head."""
 
 
+_TREE: _Options = {"topk": ("topk", positive_number)}
+"""Options of heads that draft trees besides."""
+
+
 _BLOCK: _Options = {
     "layers": ("layers", layer_list),
     "sample_from_anchor": ("sample_from_anchor", truth),
@@ -144,9 +148,9 @@ REGISTRY: dict[str, Row] = {
         ("host",),
         first="model",
     ),
-    "eagle": _head("eagle", "eagle1", "eagle2"),
-    "eagle3": _head("eagle3", "draft-eagle3", options={"layers": ("layers", layer_list)}),
-    "peagle": _head("peagle", "p-eagle", options={"layers": ("layers", layer_list)}),
+    "eagle": _head("eagle", "eagle1", "eagle2", options=_TREE),
+    "eagle3": _head("eagle3", "draft-eagle3", options={"layers": ("layers", layer_list), **_TREE}),
+    "peagle": _head("peagle", "p-eagle", options={"layers": ("layers", layer_list), **_TREE}),
     "mtp": _head(
         "mtp",
         "nextn",
@@ -154,6 +158,7 @@ REGISTRY: dict[str, Row] = {
             "hidden": ("hidden", norm_side),
             "chain": ("chain", norm_side),
             "heads": ("heads", positive_number),
+            **_TREE,
         },
         given=False,
     ),
