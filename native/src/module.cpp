@@ -1,4 +1,4 @@
-// Python bindings. Arrays are checked here, so that program.cpp may trust its caller.
+// Python bindings. Arrays are checked here, so that the program may trust its caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
