@@ -137,9 +137,6 @@ class ModelDrafter(NetworkDrafter[_Seat, _Growth]):
             if token < self._choices.size:
                 seat.sampler.advance(token)
 
-    def _rest(self) -> None:
-        self.costs.relax()
-
     def _room(self, growth: _Growth) -> int:
         growth.left = min(growth.left, self.model.context_limit - len(growth.ids))
         return growth.left

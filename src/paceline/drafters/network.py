@@ -159,7 +159,7 @@ class NetworkDrafter(Remembering, Generic[S, G]):
             hopes = [self._expect(growth) for _, growth in asked]
             asked = [asked[n] for n in outlook.open(hopes)]
         if not asked:
-            self._rest()
+            self.costs.relax()
             return drafts
         going = self._seated([growth for _, growth in asked])
         try:
@@ -215,9 +215,6 @@ class NetworkDrafter(Remembering, Generic[S, G]):
     def _finish(self, growth: G) -> Draft:
         draft: Draft = growth.seat.offer.draft(self.name)
         return draft
-
-    def _rest(self) -> None:
-        """Nothing was drafted in a step."""
 
     # --- for the drafters themselves ---
 
