@@ -304,7 +304,7 @@ class Prescribed(SyntheticAcceptance):
     def draft(self, context, budget):  # type: ignore[no-untyped-def]
         right = super().draft(context, budget)
         kept = next(self.script)
-        right.tokens[kept:] = (right.tokens[kept:] + 1) % VOCAB_SIZE
+        right.tokens[kept:] = [(token + 1) % VOCAB_SIZE for token in right.tokens[kept:]]
         return right
 
 
@@ -317,6 +317,7 @@ def test_x26_statistics() -> None:
     request = submit(engine, PROMPT, params, FixedPlanner(Prescribed(truth, accepted), 3))
     while request.stats.passes < 10:
         engine.step()
+        assert not request.over
     stats = request.stats
     assert (stats.passes, stats.drafts, stats.accepted, stats.drafted, stats.committed) == (
         10,
