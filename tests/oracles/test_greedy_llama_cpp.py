@@ -1,8 +1,8 @@
 """Greedy texts of real models, token by token, against llama.cpp on the same file.
 
 Both round activations to int8, each in its own way, so near ties fall either way: of twenty texts some part
-within 64 tokens (`benchmarks/agreement.py` counts them, and tells how far each is from exact arithmetic). What
-is held here is that they part nowhere else.
+within 64 tokens (`benchmarks/agreement.py` counts them, and tells how far each is from exact arithmetic).
+What is held here is that they part nowhere else.
 The demo model is always compared; ORACLE_MODELS names a folder that may hold more.
 """
 
