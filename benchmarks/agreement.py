@@ -1,4 +1,4 @@
-"""How far greedy texts agree: ours, llama.cpp's, and what exact arithmetic would write.
+"""How far greedy texts agree: ours, llama.cpp's with either attention, and what exact arithmetic would write.
 
     python benchmarks/agreement.py MODEL.gguf... --llama-server BINARY [--spec-bench FILE] [--humaneval FILE]
 
@@ -6,7 +6,8 @@ Needs the oracle environment (torch, transformers). Every engine continues the s
 round activations to int8, each in its own way, so where two tokens are nearly as likely either may come
 first, and from there on two texts have nothing to do with each other. transformers in float32, on the
 weights that it dequantises itself, reads each text and tells where it would have gone another way, and how
-near the two likeliest tokens were to each other there: the gap, in logits.
+near the two likeliest tokens were to each other there: the gap, in logits. llama.cpp without its flash
+attention, the same mathematics in another order, tells how much of it is rounding alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from paceline import LLM
 from paceline.core import Floats
 from paceline.tools.provenance import describe_file
 
-PAIRS = ("ours / llama.cpp", "ours / float32", "llama.cpp / float32")
+PAIRS = ("ours / llama.cpp", "ours / float32", "llama.cpp / float32", "llama.cpp / without flash attention")
 NEAR = 0.1
 
 
@@ -87,27 +88,30 @@ def compare(path: Path, asked: argparse.Namespace) -> dict[str, list[Parting]]:
             per_category=asked.per_category,
             longest=asked.context - asked.tokens - 1,
         )
-        ours = PacelineArm(llm, "off")
-        theirs = llama_cpp.LlamaServerArm(
-            asked.llama_server, path, "plain", threads=2, context=asked.context, log=Path(logs) / "log"
-        )
+        peers = [
+            llama_cpp.LlamaServerArm(
+                asked.llama_server, path, setting, threads=2, context=asked.context, log=Path(logs) / setting
+            )
+            for setting in ("plain", "no-flash-attention")
+        ]
+        arms = [PacelineArm(llm, "off"), *peers]
         exact = Exact(path)
         try:
             for task in todo[: asked.prompts]:
                 texts = [
-                    written(arm.answer(task.ids, asked.tokens).tokens, llm.tokenizer.eog_ids)
-                    for arm in (ours, theirs)
+                    written(arm.answer(task.ids, asked.tokens).tokens, llm.tokenizer.eog_ids) for arm in arms
                 ]
                 for pair, one in zip(PAIRS, one_prompt(exact, task.ids, *texts), strict=True):
                     found[pair].append(one)
                 print(task.prompt.name, *(f"{pair} {found[pair][-1].at}" for pair in PAIRS), sep="  ")
         finally:
-            theirs.close()
+            for peer in peers:
+                peer.close()
     return found
 
 
 def one_prompt(
-    exact: Exact, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
+    exact: Exact, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int], again: Sequence[int]
 ) -> list[Parting]:
     """In the order of `PAIRS`. A text's last token, at its end or its limit, is followed by nothing."""
     (choices, gaps), (others, other_gaps) = (exact.read(prompt, text) for text in (ours, theirs))
@@ -115,6 +119,7 @@ def one_prompt(
         parting(ours, theirs, gaps),
         parting(ours, choices[: len(ours)], gaps),
         parting(theirs, others[: len(theirs)], other_gaps),
+        parting(theirs, again, other_gaps),
     ]
 
 

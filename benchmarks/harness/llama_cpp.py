@@ -15,6 +15,7 @@ from paceline.core import SpeculationStats
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "plain": (),
+    "no-flash-attention": ("-fa", "off"),
     "spec-default": ("--spec-default",),
     "simple-8-48": ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "8"),
     "simple-4-8": (
@@ -39,7 +40,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "cache": ("--spec-type", "ngram-cache"),
 }
-"""Every way to speculate without a second model: by its own defaults, and with shorter matches and drafts."""
+"""Plain with either attention, and every way to speculate without a second model: by its own defaults, and
+with shorter matches and drafts."""
 
 MANY = 64
 ANSWER_S = 600.0
