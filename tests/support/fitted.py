@@ -16,6 +16,7 @@ from paceline.core import Context, Floats, SamplingParams
 from paceline.drafters.head_loading import load_head
 from paceline.drafters.head_program import FROM_ITSELF
 from paceline.drafters.loading import Host
+from paceline.drafters.network import Costs
 from paceline.engine.engine import Engine
 from paceline.models.target import NativeTarget
 from paceline.text.tokenizer import Tokenizer
@@ -32,7 +33,7 @@ DRAFTS, TOKENS = 4, 96
 TEMPERATURES = {"eagle": 0.0, "eagle3": 1.0, "mtp": 1.0, "dflash": 0.0, "dspark": 0.0}
 """Where the mistakes below cost each of the recorded heads most: greedy text repeats itself."""
 
-LEAST = {"eagle": 1.57, "eagle3": 0.97, "mtp": 1.14, "dflash": 1.01, "dspark": 1.24}
+LEAST = {"eagle": 1.57, "eagle3": 1.01, "mtp": 1.14, "dflash": 1.01, "dspark": 1.24}
 """Drafted tokens that each recorded head must have kept per pass, and with any mistake does not."""
 
 PROMPTS = (
@@ -56,9 +57,13 @@ class Tiny:
         self.tokenizer = Tokenizer.from_gguf(file.metadata)
         self.target = NativeTarget.load(file, threads=1, max_model_len=512)
 
-    def drafter(self, kind: str, folder: Path, **options: Any) -> Any:
+    def drafter(self, kind: str, folder: Path, costs: Costs | None = None, **options: Any) -> Any:
         host = Host(
-            self.tokenizer, self.target.vocab_size, 1, measure=lambda _: FixedCosts(), target=self.target
+            self.tokenizer,
+            self.target.vocab_size,
+            1,
+            measure=lambda _: costs or FixedCosts(),
+            target=self.target,
         )
         return load_head(host, str(folder), kind=kind, **options)
 
