@@ -8,15 +8,12 @@
 
 namespace paceline {
 
-// One tile of activation rows, quantised: int8 values, and per row and group of 32 a scale that is a power of
-// two. Applying such a scale is an integer addition to a float's exponent, which leaves the multipliers to the
-// dot products; the rounding error is at most twice that of the best scale. Scales are kept 2^64 too large, so
-// that exponents only ever grow, and the result is brought back at the end.
+// One tile of activation rows, quantised: int8 values, and a scale per row and group of 32.
 // The rows of a tile are interleaved so that a kernel walks one pointer: q[(k/4)*R*4 + 4r + k%4], scale[g*R + r].
 struct ActTile {
   const int8_t* q;
-  const int32_t* scale;     // [groups][R]      (log2 scale + 64) << 23
-  const float* sum;         // [groups][R]      2^64 * scale * sum of q
+  const float* scale;       // [groups][R]
+  const float* sum;         // [groups][R]      scale * sum of q
   const float* half_sum;    // [2 groups][R]    the same per 16
   const int32_t* shift;     // [groups][R]      -8 * sum of q, the start that makes zero point 8
   const int32_t* half_shift;
@@ -26,8 +23,7 @@ struct ActTile {
 
 struct ActTileOut {         // an array that no consumer reads is null
   int8_t* q;
-  int32_t* scale;
-  float *sum, *half_sum;
+  float *scale, *sum, *half_sum;
   int32_t *shift, *half_shift;
   float* f;
   uint16_t* bf16;
@@ -52,9 +48,8 @@ struct Kernels {
   const char* name;
   int max_tile;
   // Adds `groups` groups of a block, from `at` on, to acc[r][16] for R interleaved rows; the first call of a block
-  // starts from zero, and after the last acc holds block . row r. What lies `ahead` bytes from the weights at hand is
-  // needed next, and asked for meanwhile.
-  using TileFn = void (*)(const uint8_t* at, int groups, const ActTile&, float* acc, bool first, bool last, ptrdiff_t ahead);
+  // starts from zero. What lies `ahead` bytes from the weights at hand is needed next, and asked for meanwhile.
+  using TileFn = void (*)(const uint8_t* at, int groups, const ActTile&, float* acc, bool first, ptrdiff_t ahead);
   TileFn (*tile_fn)(const Weight&, int rows);
   float (*rms_factor)(const float* x, int64_t n, float eps);  // 1 / root mean square
   // Quantises groups [first, first + groups) of each row x[r], times gamma and factor[r] unless gamma is null.

@@ -64,7 +64,7 @@ constexpr size_t super_bytes() {
 
 // One half (or whole) group: integer dots of R rows, then one fused step each.
 template <Quant Q, Scheme S, int R, int kFirst, int kLast>
-inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a, const int32_t* a_scale,
+inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a, const float* a_scale,
                        const int32_t* start) {
   VI dot[R];
   for (int r = 0; r < R; ++r) {
@@ -76,11 +76,11 @@ inline void accumulate(VF (&acc)[R], const uint8_t* q, VF scale, const int8_t* a
     VB w = vector_of<Q>(q, j);
     for (int r = 0; r < R; ++r) dot[r] = dot4<Q == Quant::u8>(dot[r], w, a + 4 * (R * j + r));
   }
-  for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), add_exponent(scale, a_scale[r]), acc[r]);
+  for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), mul(scale, set1(a_scale[r])), acc[r]);
 }
 
 template <Quant Q, Scheme S, int R>
-void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first, bool last, ptrdiff_t ahead) {
+void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first, ptrdiff_t ahead) {
   VF acc[R];
   for (int r = 0; r < R; ++r) acc[r] = first ? set1(0.0f) : load(out + kLanes * r);
   SuperScale super{};
@@ -112,8 +112,7 @@ void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first
     }
     q = s + group_scale_bytes<S>();
   }
-  const VF back = set1(last ? 0x1p-64f : 1.0f);
-  for (int r = 0; r < R; ++r) store(out + kLanes * r, mul(acc[r], back));
+  for (int r = 0; r < R; ++r) store(out + kLanes * r, acc[r]);
 }
 
 // ------------------------------------------------------------------------------ floating-point weights
@@ -126,7 +125,7 @@ inline VF load_weight(const uint8_t* p) {
 
 // Even and odd k have accumulators of their own: two chains hide the latency of a lone row.
 template <Quant Q, Scheme, int R>
-void float_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, bool, ptrdiff_t ahead) {
+void float_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, ptrdiff_t ahead) {
   constexpr size_t kStep = kLanes * (Q == Quant::f32 ? 4 : 2);
   VF even[R], odd[R];
   unrolled<R>([&](auto r) { even[r] = odd[r] = set1(0.0f); });
@@ -180,12 +179,12 @@ Kernels::TileFn tile_fn(const Weight& w, int rows) {
 
 // ------------------------------------------------------------------------------------------ activations
 
-// Symmetric int8 of one group of row r; the scale is the least power of two with max|x| <= 127 * scale.
+// Symmetric int8 of one group of row r: its largest value becomes 127. Below 2^-60 everything is as good as zero.
 inline void quantize_group(VF a, VF b, const ActTileOut& t, int64_t g, int rows, int r) {
-  uint32_t bits = float_to_bits(reduce_max(max(abs(a), abs(b))) * (1.0f / 127.0f));
-  // Round the exponent up; below 2^-60 everything is as good as zero, above 2^60 nothing is sound.
-  int exponent = std::clamp(static_cast<int>((bits + 0x7fffff) >> 23) - 127, -60, 60);
-  VF inverse = set1(bits_to_float(static_cast<uint32_t>(127 - exponent) << 23));
+  float most = reduce_max(max(abs(a), abs(b)));
+  bool nothing = most < 0x1p-60f;
+  float scale = nothing ? 0.0f : most / 127.0f;
+  VF inverse = set1(nothing ? 0.0f : 127.0f / most);
   VI low = to_int(mul(a, inverse)), high = to_int(mul(b, inverse));
   alignas(32) int8_t bytes[kGroup];
   store_bytes(bytes, low);
@@ -193,8 +192,7 @@ inline void quantize_group(VF a, VF b, const ActTileOut& t, int64_t g, int rows,
   int8_t* q = t.q + 4 * (g * 8 * rows + r);
   for (int j = 0; j < 8; ++j, q += 4 * rows) std::memcpy(q, bytes + 4 * j, 4);
   int64_t at = g * rows + r, half = 2 * g * rows + r;
-  t.scale[at] = (exponent + 64) * (1 << 23);
-  float scale = bits_to_float(static_cast<uint32_t>(exponent + 64 + 127) << 23);
+  t.scale[at] = scale;
   if (t.shift) t.shift[at] = -8 * reduce_add(add(low, high));
   if (t.sum) t.sum[at] = scale * static_cast<float>(reduce_add(add(low, high)));
   if (t.half_shift) {

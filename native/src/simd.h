@@ -82,10 +82,6 @@ inline float reduce_add(VF a) {
   return _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps(d, d, 1)));
 }
 inline float reduce_max(VF a) { return _mm512_reduce_max_ps(a.v); }
-// a * 2^n, given n << 23, for normal a and results (and something beyond notice for a = 0)
-inline VF add_exponent(VF a, int32_t n) {
-  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_set1_epi32(n)))};
-}
 inline int32_t reduce_add(VI a) { return _mm512_reduce_add_epi32(a.v); }
 
 inline VB load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
@@ -195,11 +191,6 @@ inline float reduce_max(VF x) {
   __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
   __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_max_ss(d, _mm_shuffle_ps(d, d, 1)));
-}
-inline VF add_exponent(VF x, int32_t n) {
-  __m256i e = _mm256_set1_epi32(n);
-  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), e)),
-          _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.b), e))};
 }
 inline int32_t reduce_add(VI x) {
   __m256i h = _mm256_add_epi32(x.a, x.b);
@@ -312,9 +303,6 @@ inline float reduce_add(VF a) {
 inline float reduce_max(VF a) {
   for (int w = 8; w; w >>= 1) for (int i = 0; i < w; ++i) a.v[i] = a.v[i] > a.v[i + w] ? a.v[i] : a.v[i + w];
   return a.v[0];
-}
-inline VF add_exponent(VF a, int32_t n) {
-  return each([&](int i) { return bits_to_float(float_to_bits(a.v[i]) + static_cast<uint32_t>(n)); });
 }
 inline int32_t reduce_add(VI a) {
   int32_t s = 0;

@@ -39,8 +39,8 @@ struct Acts {
   int64_t width;
   bool wanted;
   std::vector<int8_t> q;
-  std::vector<float> sum, half_sum, f;
-  std::vector<int32_t> scale, shift, half_shift;
+  std::vector<float> scale, sum, half_sum, f;
+  std::vector<int32_t> shift, half_shift;
   std::vector<uint16_t> bf16;
   // Makes room for what a matrix of this kind reads.
   void serve(const Weight& consumer, int rows);

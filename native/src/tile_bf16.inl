@@ -39,7 +39,7 @@ struct PairGroup {
 
 // Words take turns between two sums: two chains hide the latency of a lone row.
 template <int R>
-void bf16_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, bool, ptrdiff_t ahead) {
+void bf16_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool first, ptrdiff_t ahead) {
   constexpr int kWords = kGroup / 2;
   VF even[R], odd[R];
   unrolled<R>([&](auto r) { even[r] = odd[r] = set1(0.0f); });

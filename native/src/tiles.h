@@ -36,7 +36,7 @@ class Tiles {
         const uint8_t *piece = at(block + i) + group_offset(w_, g), *then = next;
         if (i + 1 < blocks) then = at(block + i + 1) + group_offset(w_, g);
         else if (g + count < groups) then = at(block) + group_offset(w_, g + count);
-        by_rows_[rows](piece, count, here, result[i], g == 0, g + count == groups, ahead(piece, then));
+        by_rows_[rows](piece, count, here, result[i], g == 0, ahead(piece, then));
       }
     }
   }

@@ -222,16 +222,6 @@ int zero_point(Scheme scheme, Quant quant) {
   return quant == Quant::u4 ? 8 : quant == Quant::u5 ? 16 : 128;
 }
 
-// Where the scale is zero, quants that stand for zero: kernels add to a scale's exponent, and zero has none.
-void clear_unscaled(const TypeRow& row, Plain& p) {
-  for (int i = 0; i < row.file.values; i += 16) {
-    bool scaled = p.d & 0x7fff;
-    if (row.scheme == Scheme::super_min) scaled = scaled && p.scale[i / 32];
-    if (row.scheme == Scheme::fine || row.scheme == Scheme::fine_min) scaled = scaled && p.scale[i / 16];
-    if (!scaled) std::memset(p.u + i, zero_point(row.scheme, row.quant), 16);
-  }
-}
-
 bool finite_half(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
 
 bool pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
@@ -242,7 +232,6 @@ bool pack_row(const Weight& w, const uint8_t* file, uint8_t* block, int lane) {
   for (int64_t f = 0; f < w.cols / row.file.values; ++f) {
     decode(w.type, file + f * row.file.bytes, plain);
     finite = finite && finite_half(plain.d) && finite_half(plain.min);
-    clear_unscaled(row, plain);
     for (int64_t i = 0; i < groups_per_file_block; ++i) {
       int64_t g = f * groups_per_file_block + i;
       uint8_t* quants = block + quants_offset(w, g);

@@ -114,7 +114,7 @@ std::vector<float> products(const Kernels& k, const Matrix& m, const std::vector
   k.quantize(at.data(), nullptr, nullptr, 0, m.weight.cols / kGroup, acts.out(0, 0, rows), rows);
   std::vector<float> out(static_cast<size_t>(rows * kBlockRows));
   k.tile_fn(m.weight, rows)(m.weight.data + static_cast<size_t>(b) * m.weight.block_bytes, static_cast<int>(m.weight.cols / kGroup),
-                            acts.tile(0), out.data(), true, true, 8192);
+                            acts.tile(0), out.data(), true, 8192);
   return out;
 }
 

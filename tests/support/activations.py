@@ -34,12 +34,11 @@ def rounded_to_bf16(x: NDArray[Any]) -> NDArray[np.float64]:
 def rounded(x: NDArray[Any]) -> NDArray[np.float64]:
     """Return activations [..., width] as the integer kernels see them, exactly: int8 times a scale per 32.
 
-    A group's scale is the least power of two, from 2^-60 to 2^60, with max|x| <= 127 * scale.
+    A group's largest value becomes 127; groups of values below 2^-60 are zero.
     """
     groups: Floats = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
-    most = np.abs(groups).max(axis=-1, keepdims=True) * np.float32(1 / 127)
-    mantissa, exponent = np.frexp(most)
-    exponent = np.clip(np.where(mantissa == 0.5, exponent - 1, exponent), -60, 60)
-    exponent[most == 0] = -60
-    scale = np.ldexp(1.0, exponent)
-    return np.asarray((np.rint(groups.astype(np.float64) / scale) * scale).reshape(x.shape), np.float64)
+    most = np.abs(groups).max(axis=-1, keepdims=True)
+    most[most < 2.0**-60] = np.inf
+    quants = np.rint(groups * (np.float32(127) / most))
+    scale = np.where(most < np.inf, most / np.float32(127), 0)
+    return np.asarray((quants.astype(np.float64) * scale).reshape(x.shape), np.float64)
