@@ -141,7 +141,7 @@ def test_what_is_fitted_computes_what_drafts(
 
 STATES, TOKEN, LAYER = "states of the token before", "the token before", "a layer too early"
 BRIEF: dict[str, tuple[int, float, list[str]]] = {
-    "eagle": (200, 0.95, [STATES, LAYER]),
+    "eagle": (300, 0.97, [STATES, LAYER]),
     "eagle3": (200, 0.45, [STATES]),
     "mtp": (200, 0.53, [STATES, TOKEN]),
     "dflash": (400, 0.35, [TOKEN]),
