@@ -37,7 +37,6 @@ def texts(llm: LLM, asked: list[prompts.Prompt], layers: list[int], tokens: int)
     """Texts of so many tokens or a few more."""
     found: list[Transcript] = []
     for params in rounds():
-        llm.clear()  # or the states of prompts answered before would not be heard again
         some = [prompt.as_messages() for prompt in asked]
         found += write(llm, some, [params] * len(some), layers, print)
         if (have := sum(map(len, found))) >= tokens:

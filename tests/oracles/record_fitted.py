@@ -102,7 +102,6 @@ def texts_of(llm: LLM, count: int, layers: Sequence[int], *, tokens: int = 224) 
         SamplingParams(temperature=(0.0, 0.8, 1.0)[i % 3], seed=i, max_tokens=tokens, ignore_eos=True)
         for i in range(count)
     ]
-    llm.clear()
     return write(llm, prompts(count), params, layers)
 
 

@@ -144,7 +144,7 @@ BRIEF: dict[str, tuple[int, float, list[str]]] = {
     "eagle": (300, 0.97, [STATES, LAYER]),
     "eagle3": (200, 0.45, [STATES]),
     "mtp": (200, 0.53, [STATES, TOKEN]),
-    "dflash": (400, 0.3, [TOKEN]),
+    "dflash": (400, 0.35, [TOKEN]),
     "dspark": (300, 0.4, [TOKEN]),
 }
 """Steps, drafted tokens kept per pass that they must reach, and mistakes with which they must not: those that

@@ -44,15 +44,32 @@ def test_texts_and_states_are_those_of_the_engine(llm: LLM) -> None:
         llm.clear()  # the pass above wrote to pages that the engine holds for its own
 
 
-def test_a_beginning_that_was_in_the_cache_is_left_out(llm: LLM) -> None:
+def test_a_text_is_recorded_whole_whatever_the_cache_holds(llm: LLM) -> None:
+    """Texts are read beside each other, and what one finds of another would depend on the clock."""
     llm.clear()
     prompt = llm.tokenize(PROMPTS[1] * 4)
-    whole, rest = (write(llm, [prompt], [params(3)], [4])[0] for _ in range(2))
-    gap = len(whole) - len(rest)
-    assert 64 <= gap < len(prompt)
-    assert rest.written == whole.written - gap == len(prompt) - gap
-    np.testing.assert_array_equal(rest.tokens, whole.tokens[gap:])
-    np.testing.assert_array_equal(rest.states[4], whole.states[4][gap:])
+    first, *others = write(llm, [prompt], [params(3)], [4]) + write(llm, [prompt] * 3, [params(3)] * 3, [4])
+    assert len(others) == 3
+    for text in others:
+        assert text.written == first.written == len(prompt)
+        np.testing.assert_array_equal(text.tokens, first.tokens)
+        np.testing.assert_array_equal(text.states[4], first.states[4])
+
+
+def test_a_text_that_was_sent_back_is_recorded_once() -> None:
+    """A cache for less than two of these texts: the younger gives way and is computed again."""
+    llm = LLM(FITTED / "target", threads=1, max_model_len=256, speculate="off")
+    prompts = [llm.tokenize(prompt) for prompt in PROMPTS[:2]]
+    alone = [write(llm, [prompt], [params(1, 200)], [2, 4])[0] for prompt in prompts]
+    held = llm.engine.cache.open([])
+    pages = llm.engine.target.page_size
+    assert llm.engine.cache.reserve(held, llm.engine.target.pages * pages - 300)
+    before = llm.engine.counters.preemptions
+    for text, expected in zip(write(llm, prompts, [params(1, 200)] * 2, [2, 4]), alone, strict=True):
+        np.testing.assert_array_equal(text.tokens, expected.tokens)
+        for layer in (2, 4):
+            np.testing.assert_array_equal(text.states[layer], expected.states[layer])
+    assert llm.engine.counters.preemptions > before
 
 
 def test_several_texts_of_a_prompt_are_texts_of_their_own(llm: LLM) -> None:

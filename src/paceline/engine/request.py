@@ -95,6 +95,7 @@ class Request:
 
     Attributes:
         order: place in the queue; lower was first.
+        whole: computes its whole prompt, whatever the cache holds: somebody wants to hear of every token.
         error: what ended the request, if something went wrong.
     """
 
@@ -121,6 +122,7 @@ class Request:
         self.leader = leader
         self.index = index
         self.order = context.request
+        self.whole = False
         self.sequence: KVSequence | None = None
         self.cached_tokens: int | None = None
         self.error: Exception | None = None

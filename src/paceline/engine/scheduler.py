@@ -126,6 +126,8 @@ class Scheduler:
 
     def _open(self, request: Request) -> KVSequence:
         leader, request.leader = request.leader, None
+        if request.whole:
+            return self.cache.open([])
         tokens, there = request.context.tokens, None if leader is None else leader.sequence
         # A leader that was sent back and is being recomputed holds only part of the prompt.
         if there is not None and len(there) >= len(tokens) - 1 and not request.generated:
@@ -162,7 +164,8 @@ class Scheduler:
         if not prompts:
             return []
         for request in prompts:
-            self._take_over(request)
+            if not request.whole:
+                self._take_over(request)
         room, left = self.max_rows - decoding, float(self._chunk(decoding))
         shortest = sorted(prompts, key=lambda request: request.pending)
         rows: dict[Request, int] = {}

@@ -7,7 +7,7 @@ What a head is fitted to is what it will be given; a state taken at the wrong pl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def write(
     for prompt, its in zip(prompts, params, strict=True):
         requests += llm.requests(prompt, its, speculate="off")
     for request in requests:
-        request.planner = recorder
+        request.planner, request.whole = recorder, True
     llm.enqueue(requests)
     done = tokens = 0
     with Stream(llm, requests) as stream:
@@ -70,6 +70,14 @@ def write(
     return [recorder.transcript(request.context) for request in requests]
 
 
+@dataclass(slots=True)
+class _Heard:
+    """Of one text: how many tokens, and their states by layer."""
+
+    count: int = 0
+    parts: dict[int, list[Floats]] = field(default_factory=dict)
+
+
 class _Recorder:
     """Drafts nothing and keeps all it hears; implements `engine.request.Planner`."""
 
@@ -77,16 +85,16 @@ class _Recorder:
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = frozenset(layers)
-        self._first: dict[int, int] = {}
-        self._heard: dict[int, list[dict[int, Floats]]] = {}
+        self._heard: dict[int, _Heard] = {}
 
     def plan(self, contexts: Sequence[Context], *_: Any, **__: Any) -> list[Draft]:
         return [Draft.empty()] * len(contexts)
 
     def hear(self, context: Context, start: int, hidden: Mapping[int, Floats]) -> None:
-        self._first.setdefault(context.request, start)
-        kept = {layer: states.copy() for layer, states in hidden.items() if layer in self.layers}
-        self._heard.setdefault(context.request, []).append(kept)
+        its = self._heard.setdefault(context.request, _Heard())
+        for layer in self.layers:  # one that was sent back is computed, and heard of, again
+            its.parts.setdefault(layer, []).append(hidden[layer][its.count - start :].copy())
+        its.count = max(its.count, start + len(hidden[min(self.layers)]))
 
     def commit(self, context: Context, outcome: Outcome | None) -> None:
         """Nothing to learn."""
@@ -98,8 +106,6 @@ class _Recorder:
         return "its text is recorded"
 
     def transcript(self, context: Context) -> Transcript:
-        """All that was heard; a beginning that the target had in its cache was not, and is left out."""
-        heard, first = self._heard.pop(context.request), self._first.pop(context.request)
-        states = {layer: np.concatenate([part[layer] for part in heard]) for layer in self.layers}
-        tokens = np.array(context.tokens[first:], np.int32)
-        return Transcript(tokens, max(0, context.prompt_length - first), states)
+        parts = self._heard.pop(context.request).parts
+        states = {layer: np.concatenate(some) for layer, some in parts.items()}
+        return Transcript(np.array(context.tokens, np.int32), context.prompt_length, states)
