@@ -90,9 +90,15 @@ def compare(path: Path, asked: argparse.Namespace) -> dict[str, list[Parting]]:
         )
         peers = [
             llama_cpp.LlamaServerArm(
-                asked.llama_server, path, setting, threads=2, context=asked.context, log=Path(logs) / setting
+                asked.llama_server,
+                path,
+                "plain",
+                threads=2,
+                context=asked.context,
+                log=Path(logs) / f"flash-{flash}",
+                flags=("-fa", flash),
             )
-            for setting in ("plain", "no-flash-attention")
+            for flash in ("auto", "off")
         ]
         arms = [PacelineArm(llm, "off"), *peers]
         exact = Exact(path)

@@ -15,7 +15,6 @@ from paceline.core import SpeculationStats
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "no-flash-attention": ("-fa", "off"),
     "spec-default": ("--spec-default",),
     "simple-8-48": ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "8"),
     "simple-4-8": (
@@ -40,33 +39,43 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "cache": ("--spec-type", "ngram-cache"),
 }
-"""Plain with either attention, and every way to speculate without a second model: by its own defaults, and
-with shorter matches and drafts."""
+"""Every way to speculate without a second model: by its own defaults, and with shorter matches and drafts."""
 
 MANY = 64
 ANSWER_S = 600.0
 
 
 def server(
-    binary: Path, model: Path, setting: str, *, slots: int, threads: int, context: int, log: Path
+    binary: Path,
+    model: Path,
+    setting: str,
+    *,
+    slots: int,
+    threads: int,
+    context: int,
+    log: Path,
+    flags: Sequence[str] = (),
 ) -> ServerProcess:
-    """llama-server with so many slots of `context` tokens each."""
+    """llama-server with so many slots of `context` tokens each; `flags` besides those of the setting."""
     command = [
         *(str(binary), "-m", str(model), "-t", str(threads), "-c", str(context * slots), "-np", str(slots)),
         *("--host", "127.0.0.1", "--port", "{port}", "--cache-ram", "0", "--no-webui"),
         *SETTINGS[setting],
+        *flags,
     ]
     return ServerProcess(f"llama {setting}", command, log)
 
 
 class LlamaServerArm:
-    """A llama-server of one slot that reuses no prompt. Decode time is the server's own."""
+    """A llama-server of one slot that reuses no prompt. Decode time is the server's own.
 
-    def __init__(
-        self, binary: Path, model: Path, setting: str, *, threads: int, context: int, log: Path
-    ) -> None:
+    Args:
+        options: as of `server`.
+    """
+
+    def __init__(self, binary: Path, model: Path, setting: str, **options: Any) -> None:
         self.remembers = setting.startswith(("mod", "spec-default"))  # the pool of ngram-mod stays
-        self._server = server(binary, model, setting, slots=1, threads=threads, context=context, log=log)
+        self._server = server(binary, model, setting, slots=1, **options)
         self.name = self._server.name
 
     def describe(self) -> dict[str, Any]:
