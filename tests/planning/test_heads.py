@@ -7,10 +7,9 @@ import pytest
 
 from paceline.planning.forecast import mean_acceptance_length
 from paceline.planning.pass_time import PassTime
-from support.simulated_heads import HeadSimulation
+from support.simulated_heads import TARGET, HeadSimulation
 from support.tiny_tokenizer import VOCAB_SIZE
 
-TARGET = {1: 10.7e-3, 2: 11.4e-3, 4: 11.6e-3, 8: 13.9e-3, 16: 24e-3}
 ROW = TARGET[1]
 BLOCK = 8
 TOKENS = 128

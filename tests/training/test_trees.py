@@ -18,8 +18,8 @@ from support.engines import finish, submit
 from support.fitted import FITTED, PROMPTS, TOKENS, Tiny
 from support.planners import FixedPlanner
 from support.simulated_drafting import Clock
+from support.simulated_heads import TARGET
 
-TARGET = {1: 10.7e-3, 2: 11.4e-3, 4: 11.6e-3, 8: 13.9e-3, 16: 24e-3}
 HEAD = {1: 1.3e-3, 8: 1.7e-3, 16: 2.3e-3}
 
 
@@ -33,11 +33,11 @@ class Settled(PassTime):
 class Priced:
     """A fitted head and its target, whose passes take simulated time."""
 
-    def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def __init__(self, kind: str, **options: Any) -> None:
         self.clock = Clock()
         self.tiny = Tiny()
         self.drafter = self.tiny.drafter(kind, FITTED / kind, costs=Settled(HEAD), **options)
-        monkeypatch.setattr(self.drafter, "_clock", self.clock)
+        self.drafter._clock = self.clock
         target, head, seconds, own = self.tiny.target, self.drafter.head, PassTime(TARGET), PassTime(HEAD)
         forward, run = target.forward, head.run
 
@@ -49,8 +49,7 @@ class Priced:
             self.clock.now += own.cost(sum(len(feed.tokens) for feed in feeds))
             return run(feeds, part)
 
-        monkeypatch.setattr(target, "forward", timed_forward)
-        monkeypatch.setattr(head, "run", timed_run)
+        target.forward, head.run = timed_forward, timed_run  # type: ignore[method-assign]
 
     def planner(self) -> Planner:
         return Planner(Settled(TARGET), [self.drafter], clock=self.clock)
@@ -67,13 +66,11 @@ class Priced:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
-def test_a_tree_writes_faster_than_the_best_chain(
-    kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = Priced(kind, monkeypatch)
-    chain = Priced(kind, monkeypatch, topk=1)
+def test_a_tree_writes_faster_than_the_best_chain(kind: str, temperature: float) -> None:
+    tree = Priced(kind)
+    chain = Priced(kind, topk=1)
     chains = [chain.speed(chain.planner(), temperature)]
     for length in (1, 2, 3, 4):
-        fixed = Priced(kind, monkeypatch, topk=1)
+        fixed = Priced(kind, topk=1)
         chains.append(fixed.speed(FixedPlanner(fixed.drafter, length), temperature))
     assert tree.speed(tree.planner(), temperature) > 1.02 * max(chains)
