@@ -34,7 +34,7 @@ from support.folders import tiny_tokenizer_json
 
 _log = logging.getLogger("fitted")
 ROOT = Path(__file__).parents[2]
-VOCABULARY = 258
+VOCABULARY, PROMPTS = 258, 300
 HEAD_STEPS = {"eagle": 900, "eagle3": 2400, "mtp": 1500, "dflash": 1200, "dspark": 1200}
 STEPS, WINDOW, TEXTS, RATE = 3000, 192, 16, 4e-3
 
@@ -90,10 +90,11 @@ def train_target(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tiny_tokenizer_json(VOCABULARY)))
 
 
-def prompts(count: int, seed: int = 0) -> list[list[int]]:
-    """Pieces of the corpus, 16 bytes each."""
+def pick_prompts(file: Path, seed: int = 0) -> None:
+    """Record pieces of the corpus, 16 bytes each, since fits must not change with every commit."""
     data, rng = corpus(), np.random.default_rng(seed)
-    return [list(data[at : at + 16]) for at in rng.integers(0, len(data) - 16, count).tolist()]
+    starts = rng.integers(0, len(data) - 16, PROMPTS).tolist()
+    file.write_text(json.dumps([data[at : at + 16].decode("latin-1") for at in starts], indent=0) + "\n")
 
 
 def texts_of(llm: LLM, count: int, layers: Sequence[int], *, tokens: int = 224) -> list[Transcript]:
@@ -102,7 +103,8 @@ def texts_of(llm: LLM, count: int, layers: Sequence[int], *, tokens: int = 224) 
         SamplingParams(temperature=(0.0, 0.8, 1.0)[i % 3], seed=i, max_tokens=tokens, ignore_eos=True)
         for i in range(count)
     ]
-    return write(llm, prompts(count), params, layers)
+    prompts = [list(text.encode("latin-1")) for text in json.loads((FITTED / "prompts.json").read_text())]
+    return write(llm, prompts[:count], params, layers)
 
 
 def tiny_head(kind: str, teacher: Teacher, texts: Sequence[Transcript], seed: int = 0) -> Head:
@@ -132,9 +134,10 @@ def main() -> None:
     if not arguments.heads_only:
         shutil.rmtree(FITTED / "target", ignore_errors=True)
         train_target(FITTED / "target")
+        pick_prompts(FITTED / "prompts.json")
     llm = LLM(FITTED / "target", threads=1, max_model_len=512, speculate="off")
     teacher = Teacher(llm.engine.target)
-    texts = texts_of(llm, 300, all_taps(teacher.depth))
+    texts = texts_of(llm, PROMPTS, all_taps(teacher.depth))
     _log.info("%d tokens written", sum(map(len, texts)))
     tiny = Tiny()
     for kind in arguments.kinds.split(","):

@@ -22,11 +22,12 @@ from paceline.models.target import NativeTarget
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.source import open_model
 from support.draft_models import FixedCosts
+from support.drafters import Oracle
 from support.engines import finish, submit
 from support.planners import FixedPlanner
 
 FITTED = Path(__file__).parents[1] / "training" / "fitted"
-"""The target and one head of each kind; `oracles.record_fitted` made them."""
+"""The target, one head of each kind, and what their texts begin with; `oracles.record_fitted` made them."""
 
 KINDS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 DRAFTS, TOKENS = 4, 96
@@ -78,6 +79,13 @@ class Tiny:
             requests.append(submit(engine, self.tokenizer.encode(prompt), params, planner))
         stats = [completion.speculation for completion in finish(engine, *requests)]
         return sum(s.accepted for s in stats) / sum(s.drafts for s in stats)
+
+
+def blind(kind: str) -> Oracle:
+    """What guesses the commonest byte whatever it hears, where a head of this kind would draft."""
+    drafter = Oracle(lambda tokens: ord(" "))
+    drafter.name = kind
+    return drafter
 
 
 Mistake = Callable[[Any], None]
