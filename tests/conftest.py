@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from paceline.weights import hub
 # A busy machine is no failure; whatever must end is bounded by pytest's timeout.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+
+# A shell starts background jobs with Ctrl-C ignored and children inherit that: tests sending one would wait.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
