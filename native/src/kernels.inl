@@ -89,7 +89,7 @@ void tile(const uint8_t* q, int groups, const ActTile& a, float* out, bool first
       if (g % 8 == 0) { super = load_super<S>(q); q += super_bytes<S>(); }
     }
     const uint8_t* s = q + group_bytes<Q>();
-    prefetch_weights<R, group_bytes<Q>() + group_scale_bytes<S>()>(q, ahead);
+    prefetch_ahead<group_bytes<Q>() + group_scale_bytes<S>()>(q + ahead);
     const auto at = static_cast<size_t>(g) * R;
     const int8_t* row = a.q + at * kGroup;
     if constexpr (is_fine(S)) {
@@ -293,13 +293,19 @@ void store_half16(const float* x, uint16_t* out) {
 
 template <int N>
 void scores_of(const AttentionPart& p, int first) {
+  const float* q[N];
+  unrolled<N>([&](auto i) { q[i] = p.q[first + i]; });
   for (int b = 0; b < p.blocks; ++b) {
     VF acc[N];
-    for (int i = 0; i < N; ++i) acc[i] = set1(0.0f);
-    const uint16_t* k = p.k[b];
+    unrolled<N>([&](auto i) { acc[i] = set1(0.0f); });
+    const uint16_t *k = p.k[b], *then = p.k[std::min(b + 2, p.blocks - 1)], *value = p.v[b];
     for (int d = 0; d < p.dim; ++d) {
+      if (first == 0 && d % 2 == 0) {  // a line; pieces of the cache are too small for the hardware to foresee
+        prefetch(then + kLanes * d);
+        prefetch(value + kLanes * d);
+      }
       VF key = load_half(k + kLanes * d);
-      for (int i = 0; i < N; ++i) acc[i] = fma(key, set1(p.q[first + i][d]), acc[i]);
+      unrolled<N>([&](auto i) { acc[i] = fma(key, set1(q[i][d]), acc[i]); });
     }
     for (int i = 0; i < N; ++i) {
       float* s = p.scores + (first + i) * kSegment + kLanes * b;
@@ -328,43 +334,55 @@ void softmax_of(const AttentionPart& p, int i) {
 template <int N, int C>
 void values_of(const AttentionPart& p, int first, int c, int positions) {
   VF acc[N][C];
-  for (int i = 0; i < N; ++i)
-    for (int j = 0; j < C; ++j) acc[i][j] = set1(0.0f);
+  const float* weights[N];
+  unrolled<N>([&](auto i) {
+    weights[i] = p.scores + (first + i) * kSegment;
+    unrolled<C>([&](auto j) { acc[i][j] = set1(0.0f); });
+  });
   for (int t = 0; t < positions; ++t) {
     const uint16_t* v = p.v[t / kLanes] + (t % kLanes) * p.dim + c;
     VF value[C];
-    for (int j = 0; j < C; ++j) value[j] = load_half(v + kLanes * j);
-    for (int i = 0; i < N; ++i) {
-      VF weight = set1(p.scores[(first + i) * kSegment + t]);
-      for (int j = 0; j < C; ++j) acc[i][j] = fma(value[j], weight, acc[i][j]);
-    }
+    unrolled<C>([&](auto j) { value[j] = load_half(v + kLanes * j); });
+    unrolled<N>([&](auto i) {
+      VF weight = set1(weights[i][t]);
+      unrolled<C>([&](auto j) { acc[i][j] = fma(value[j], weight, acc[i][j]); });
+    });
   }
-  for (int i = 0; i < N; ++i)
-    for (int j = 0; j < C; ++j) store(p.out + (first + i) * p.dim + c + kLanes * j, acc[i][j]);
+  unrolled<N>([&](auto i) {
+    unrolled<C>([&](auto j) { store(p.out + (first + i) * p.dim + c + kLanes * j, acc[i][j]); });
+  });
 }
 
+// Few queries are done in fewer walks over the values; with many, two columns at a time leave registers for all of them.
 template <int N>
 void values_all(const AttentionPart& p, int first, int positions) {
+  constexpr int kColumns = N > 4 ? 2 : 4;
   int c = 0;
-  for (; c + 64 <= p.dim; c += 64) values_of<N, 4>(p, first, c, positions);
+  for (; c + kLanes * kColumns <= p.dim; c += kLanes * kColumns) values_of<N, kColumns>(p, first, c, positions);
   for (; c < p.dim; c += kLanes) values_of<N, 1>(p, first, c, positions);
 }
 
-void attention(const AttentionPart& p) {
+// f(N, first) for queries first to first + N, eight at a time as long as there are so many.
+template <class F>
+void by_eights(int queries, F f) {
   int i = 0;
-  for (; i + 8 <= p.queries; i += 8) scores_of<8>(p, i);
-  switch (p.queries - i) {
-    case 7: scores_of<7>(p, i); break;
-    case 6: scores_of<6>(p, i); break;
-    case 5: scores_of<5>(p, i); break;
-    case 4: scores_of<4>(p, i); break;
-    case 3: scores_of<3>(p, i); break;
-    case 2: scores_of<2>(p, i); break;
-    case 1: scores_of<1>(p, i); break;
+  for (; i + 8 <= queries; i += 8) f(std::integral_constant<int, 8>(), i);
+  switch (queries - i) {
+    case 7: f(std::integral_constant<int, 7>(), i); break;
+    case 6: f(std::integral_constant<int, 6>(), i); break;
+    case 5: f(std::integral_constant<int, 5>(), i); break;
+    case 4: f(std::integral_constant<int, 4>(), i); break;
+    case 3: f(std::integral_constant<int, 3>(), i); break;
+    case 2: f(std::integral_constant<int, 2>(), i); break;
+    case 1: f(std::integral_constant<int, 1>(), i); break;
     default: break;
   }
+}
+
+void attention(const AttentionPart& p) {
+  by_eights(p.queries, [&](auto n, int first) { scores_of<n()>(p, first); });
   int positions = 0;
-  for (i = 0; i < p.queries; ++i) {
+  for (int i = 0; i < p.queries; ++i) {
     positions = std::max(positions, std::min(p.visible[i], p.blocks * kLanes));
     if (p.visible[i] > 0) softmax_of(p, i);
     else {
@@ -373,14 +391,7 @@ void attention(const AttentionPart& p) {
       std::memset(p.scores + i * kSegment, 0, kSegment * sizeof(float));
     }
   }
-  i = 0;
-  for (; i + 4 <= p.queries; i += 4) values_all<4>(p, i, positions);
-  switch (p.queries - i) {
-    case 3: values_all<3>(p, i, positions); break;
-    case 2: values_all<2>(p, i, positions); break;
-    case 1: values_all<1>(p, i, positions); break;
-    default: break;
-  }
+  by_eights(p.queries, [&](auto n, int first) { values_all<n()>(p, first, positions); });
 }
 
 void merge(float* best, float* sum, float* out, float part_best, float part_sum, const float* part, int dim, bool fresh) {

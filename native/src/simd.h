@@ -110,8 +110,7 @@ inline VI dot4(VI acc, VB w, const int8_t* a) {
   std::memcpy(&word, a, 4);
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(word))};
 }
-inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
-inline void prefetch_far(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 #elif PACELINE_ISA == 1  // ------------------------------------------------------------ AVX2, FMA, F16C
 
@@ -248,8 +247,7 @@ inline VI dot4(VI acc, VB w, const int8_t* p) {
     return {one(acc.a, lo.a, hi.a), one(acc.b, lo.b, hi.b)};
   }
 }
-inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
-inline void prefetch_far(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+inline void prefetch(const void* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 #else  // -------------------------------------------------------------------------------- portable C++
 
@@ -330,8 +328,7 @@ inline VI dot4(VI acc, VB w, const int8_t* a) {
   }
   return acc;
 }
-inline void prefetch(const void* p) { __builtin_prefetch(p); }
-inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #endif
 
@@ -341,21 +338,11 @@ inline void unrolled(F f) {
   [&]<int... i>(std::integer_sequence<int, i...>) { (f(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, N>());
 }
 
-// Asks for kBytes of weights, into the second-level cache: for kernels that compute for longer than weights take to
-// arrive, so that the hardware does not run far enough ahead by itself.
+// Asks for kBytes of weights, into the second-level cache: kernels compute for longer than weights take to arrive, or
+// memory takes longer to answer than the hardware's prefetchers run ahead, which end at each page besides.
 template <size_t kBytes>
 inline void prefetch_ahead(const uint8_t* weights) {
-  for (size_t line = 0; line < kBytes; line += 64) prefetch_far(weights + line);
-}
-
-// What to ask of memory before working on kBytes of quantised weights for R rows, as measured at each number of rows.
-// One row, and two of 8-bit weights, read as fast as memory gives: all lines of these bytes at once, while the
-// hardware's prefetchers run ahead by themselves and anything farther from here gets in their way.
-template <int R, size_t kBytes>
-inline void prefetch_weights(const uint8_t* weights, ptrdiff_t ahead) {
-  if constexpr (R * 256 > kBytes) return prefetch_ahead<kBytes>(weights + ahead);
   for (size_t line = 0; line < kBytes; line += 64) prefetch(weights + line);
-  __asm__ volatile("" ::: "memory");  // or they sink to the loads they are for
 }
 
 // e^x with about 1 ulp of error; 0 below -87.3, where a float result would leave the normal range.

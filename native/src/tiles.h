@@ -15,8 +15,7 @@ constexpr int kSet = 4;
 using SetResult = float[kSet][8 * kBlockRows];
 
 // A matrix with its kernels by number of rows. A tile's activations must share the first-level cache with the
-// weights that stream through it: wide matrices are walked in stretches of 8 KiB of activations; for one row, for
-// which nothing is asked ahead, so that each jump to another piece waits for memory, of 16 KiB.
+// weights that stream through it: wide matrices are walked in stretches of 8 KiB of activations.
 class Tiles {
  public:
   Tiles(const Program& p, const Weight& w) : w_(w) {
@@ -28,7 +27,7 @@ class Tiles {
     const ActTile a = in.tile(first);
     auto groups = static_cast<int>(w_.cols / kGroup);
     // Sums of floating-point products start anew in each stretch, so it must not depend on the rows.
-    int stretch = w_.is_float() ? 32 : std::max(32, (rows > 1 ? 256 : 512) / rows / 8 * 8);
+    int stretch = w_.is_float() ? 32 : std::max(32, 256 / rows / 8 * 8);
     for (int g = 0; g < groups; g += stretch) {
       int count = std::min(stretch, groups - g);
       ActTile here = shifted(a, static_cast<size_t>(g) * static_cast<size_t>(rows));
