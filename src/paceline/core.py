@@ -337,7 +337,7 @@ class HearingDrafter(Drafter, Protocol):
 
         Called before `commit`, for every token whose pass is over: the last one committed has no states yet.
         A prefix that was found in the cache is never computed again, so `start` may leave a gap. The arrays
-        are valid during the call only.
+        are never written again, so they may be kept; each may hold on to all rows of its pass.
         """
         ...
 
@@ -433,7 +433,7 @@ class Output:
         argmax: [W] likeliest token of each wanted row, lowest id on ties.
         logits: [W, vocab] float32, or None when not asked. Valid until the next pass.
         hidden: [R, width] float32 of every row for each layer that the target was told to listen at: what
-            entered it. Valid until the next pass.
+            entered it. Never written again.
     """
 
     argmax: Ids

@@ -21,36 +21,53 @@ from paceline.models.kv import KVCache, KVSequence, Paged
 MOST_BYTES = 256 << 20
 """States kept for one request; beyond it the older half is forgotten."""
 
+PIECES = 256
+"""So many are heard before they are joined: each keeps all rows of its pass, those of rejected drafts too."""
+
 
 class Waiting:
-    """The target's states of consecutive tokens of one text.
+    """The target's states of consecutive tokens of one text, as heard until somebody wants them in one piece.
 
     Attributes:
         first: the token whose state comes first.
     """
 
-    __slots__ = ("_blocks", "first", "length")
+    __slots__ = ("_blocks", "_heard", "_row_bytes", "first", "length")
 
     def __init__(self) -> None:
-        self.first = 0
+        self._begin(0)
+
+    def _begin(self, start: int) -> None:
+        self.first = start
         self.length = 0
+        self._row_bytes = 0
         self._blocks: list[Floats] = []
+        self._heard: list[Sequence[Floats]] = []
 
     @property
     def end(self) -> int:
         """The token whose state comes next."""
         return self.first + self.length
 
-    def add(self, start: int, states: Floats) -> None:
-        """Take the states of the tokens from `start` on; those that are there already are kept."""
+    def add(self, start: int, states: Sequence[Floats]) -> None:
+        """Take the states of the tokens from `start` on; those that are there already are kept.
+
+        Args:
+            states: [n, width] of each layer that is read. Kept as they are: nobody may write to them.
+        """
         if start > self.end or not self.length:
-            self._blocks, self.first, self.length = [], start, 0
-        fresh = states[self.end - start :]
-        if len(fresh):
-            self._blocks.append(fresh)
-            self.length += len(fresh)
-        if self.length * states.shape[1] * 4 > MOST_BYTES:
+            self._begin(start)
+            self._row_bytes = 4 * sum(part.shape[1] for part in states)
+        known = self.end - start
+        fresh = len(states[0]) - known
+        if fresh <= 0:
+            return
+        self._heard.append([part[known:] for part in states] if known else states)
+        self.length += fresh
+        if self.length * self._row_bytes > MOST_BYTES:
             self.drop(self.length // 2)
+        elif len(self._heard) >= PIECES:
+            self._join()
 
     def drop(self, count: int) -> None:
         """Forget the first `count` states."""
@@ -60,10 +77,18 @@ class Waiting:
         self.length -= count
 
     def all(self) -> Floats:
-        """[length, width] all of them."""
+        """[length, width of all layers] all of them."""
+        self._join()
         if len(self._blocks) != 1:
             self._blocks = [np.concatenate(self._blocks)] if self._blocks else [np.zeros((0, 0), np.float32)]
         return self._blocks[0]
+
+    def _join(self) -> None:
+        """Make one block of what was heard since the last one."""
+        if self._heard:
+            layers = [np.concatenate(layer) for layer in zip(*self._heard, strict=True)]
+            self._blocks.append(np.concatenate(layers, axis=1))
+            self._heard = []
 
 
 class Track:

@@ -74,9 +74,8 @@ class StateDrafter(NetworkDrafter[HeadSeat, G]):
 
     def hear(self, context: Context, start: int, hidden: Mapping[int, Floats]) -> None:
         if self.broken is None:
-            states = np.concatenate([hidden[layer] for layer in self._order], axis=1)
             seat = self._seats.get(context.request) or self._new_seat(context)
-            seat.track.waiting.add(start, states)
+            seat.track.waiting.add(start, [hidden[layer] for layer in self._order])
 
     def price(self, context: Context) -> float:
         seat = self._seats.get(context.request)

@@ -152,11 +152,18 @@ def commit(work: Work, share: Share, target: Target, cache: KVCache, counters: C
     cache.commit(sequence, request.context.tokens[base : base + placed])
     if request.planner.layers:
         path = outcome.path if outcome else ()
-        kept: Any = slice(placed)
-        if path and path[-1] >= len(path):  # not the first nodes
-            kept = [*range(work.chunk), *(work.chunk + node for node in path)]
-        request.planner.hear(request.context, base, {layer: h[kept] for layer, h in share.hidden.items()})
+        request.planner.hear(request.context, base, _kept(work, share.hidden, placed, path))
     request.planner.commit(request.context, outcome if len(work.draft) else None)
+
+
+def _kept(work: Work, hidden: Mapping[int, Floats], placed: int, path: Sequence[int]) -> Mapping[int, Floats]:
+    """The states of the `placed` rows that became text."""
+    if placed == work.rows:
+        return hidden
+    kept: Any = slice(placed)
+    if path and path[-1] >= len(path):  # not the first nodes
+        kept = [*range(work.chunk), *(work.chunk + node for node in path)]
+    return {layer: states[kept] for layer, states in hidden.items()}
 
 
 def _sample(work: Work, argmax: Ids, logits: Floats | None) -> Outcome:

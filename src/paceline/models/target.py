@@ -82,7 +82,6 @@ class NativeTarget:
         self.heard: tuple[int, ...] = ()
         self.lent = lent
         self._logits: Floats = np.empty((0, vocab_size), np.float32)
-        self._hidden: Floats = np.empty((0, 0), np.float32)
 
     @classmethod
     def load(
@@ -240,10 +239,8 @@ class NativeTarget:
         self._program.copy_page(source, target)
 
     def _hidden_for(self, count: int) -> Floats:
-        shape = (count, len(self.heard) * self.config.width)
-        if self._hidden.shape[0] < count or self._hidden.shape[1] != shape[1]:
-            self._hidden = np.empty(shape, np.float32)
-        return self._hidden[:count]
+        """New for each pass: whoever hears them may keep them."""
+        return np.empty((count, len(self.heard) * self.config.width), np.float32)
 
     def _logits_for(self, count: int) -> Floats:
         if len(self._logits) < count:

@@ -399,10 +399,10 @@ class Planner:
     ) -> list[Draft]:
         """Ask a drafter that costs passes of its own, for all requests that nothing better is known for."""
         venture = self._ventures[drafter.name]
-        budgets = [min(room, self.max_draft) for room in rooms]
         trusted = [venture.may_ask(context.request) or self.draft_length is not None for context in contexts]
         if not venture.may_probe and not any(trusted):
             return drafts
+        budgets = [min(room, self.max_draft) for room in rooms]
         open_ = [i for i, room in enumerate(budgets) if room > 0 and self._expected(drafts[i]) < 1.0]
         asked = [i for i in open_ if trusted[i]]
         offers: list[Draft] = []
