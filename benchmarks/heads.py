@@ -3,12 +3,13 @@
     python benchmarks/heads.py MODEL
 
 For the model, heads of random weights are written and run for real; what they guess is then replaced so that
-they are right with a known chance and know it (`harness.rehearsal`). The best speed-up follows from that
-and from measured times (Leviathan et al., arXiv 2211.17192): the passes that drafts of n tokens leave, each
-taking the time of drafting n tokens and of one pass of the model over n + 1 rows, for the best n. What is
-measured includes the planner, which knows none of these numbers beforehand and learns anew in each answer,
-everything in Python, and the head's reading of the prompt. A head that boasts claims to be right nine times
-of ten and is so one time in twenty.
+they are right with a known chance and know it (`harness.rehearsal`). The best speed-up follows from that and
+from measured times (Leviathan et al., arXiv 2211.17192): the passes that drafts of n tokens leave, each
+taking the time of drafting n tokens and of one pass of the model over n + 1 rows, for the best n. Both times
+are those found while drafting: a pass takes longer after another network's weights went through the caches.
+What is measured includes the planner, which knows none of these numbers beforehand and learns anew in each
+answer, everything in Python, and the head's reading of the prompt. A head that boasts claims to be right
+nine times of ten and is so one time in twenty.
 
 In each round other places are right, since on one text a planner that learns is lucky or not; answers are
 held against the plain ones before and after them, and the rounds' mean against the mean of what the formula
@@ -44,6 +45,8 @@ from paceline.planning.pass_time import PassTime
 
 PROMPT = "Tell the story of a lighthouse keeper who finds a message in a bottle."
 LONGEST = 12
+LENGTHS = (1, 3, 7, 8)
+"""Of drafts that are timed, besides the longest; the pass takes one row more, and nine take two tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Costs:
     """Times in seconds.
 
     Attributes:
-        checks: [LONGEST + 1] of a pass of the model over 1 + n rows.
+        checks: [LONGEST + 1] of a pass of the model over 1 + n rows, after drafting n tokens.
         step: of a pass of the head over one row, or one block.
         first, more: of drafting one token, and each further one: passes, choosing, and whatever else.
         most: tokens that can be drafted.
@@ -157,25 +160,26 @@ class Stage:
         return Answer(kind, arm, turn, found.tokens, seconds, its.mean_acceptance_length, its.drafted)
 
     def costs(self, kind: str) -> Costs:
-        """Measured now."""
+        """Measured now, while drafting."""
         drafter = self.drafters[kind]
-        target = PassTime.measure(self.target)
         own = PassTime.measure(cast(Target, drafter.network))
         self.heads[kind].script = self.script(kind, Arm((0.7,)), 0)
-        if isinstance(drafter, BlockDrafter):
-            step, most = own.cost(BLOCK), drafter.model.config.slots
-            first, last = self._drafting(kind, 1), self._drafting(kind, most)
-            more = (last - first) / (most - 1)
-        else:
-            step, most = own.cost(1), LONGEST
-            first = more = self._drafting(kind, 4) / 4
-        return Costs(target.costs(1, LONGEST + 1), step, first, more, most)
+        block = isinstance(drafter, BlockDrafter)
+        most = drafter.model.config.slots if isinstance(drafter, BlockDrafter) else LONGEST
+        lengths = [length for length in LENGTHS if length < most] + [most]
+        drafting, checking = zip(*(self._times(kind, length) for length in lengths), strict=True)
+        checks = np.interp(range(LONGEST + 1), [0, *lengths], [self._times(kind, 0)[1], *checking])
+        more = (drafting[-1] - drafting[0]) / (most - 1)
+        return Costs(checks.tolist(), own.cost(BLOCK if block else 1), drafting[0], more, most)
 
-    def _drafting(self, kind: str, length: int) -> float:
-        """Seconds of drafting so many tokens, typically; the first time, which reads the prompt, apart."""
-        with timed(self.drafters[kind]) as seconds:
-            self.answer(kind, "", 0, f"{self.specs[kind]},num_speculative_tokens={length}")
-        return median(seconds[1:])
+    def _times(self, kind: str, length: int) -> tuple[float, float]:
+        """Seconds of drafting so many tokens, and of the pass that checks them, typically. The first draft,
+        which reads the prompt, is left out."""
+        speculate = f"{self.specs[kind]},num_speculative_tokens={length}" if length else "off"
+        with timed(self.drafters[kind], "propose_many") as drafts, timed(self.target, "forward") as passes:
+            self.answer(kind, "", 0, speculate)
+        checks = [seconds for (rows,), seconds in passes if len(rows.tokens) == 1 + length]
+        return median(seconds for _, seconds in drafts[1:]) if length else 0.0, median(checks)
 
     def script(self, kind: str, arm: Arm, turn: int) -> Script:
         claims = None if arm.claim is None else [arm.claim]

@@ -193,19 +193,19 @@ class _Confident:
 
 
 @contextmanager
-def timed(drafter: StateDrafter) -> Iterator[list[float]]:
-    """Collects how long each draft takes."""
-    seconds: list[float] = []
-    propose = drafter.propose_many
+def timed(owner: object, name: str) -> Iterator[list[tuple[tuple[Any, ...], float]]]:
+    """Collects the arguments and the seconds of each call of a method."""
+    calls: list[tuple[tuple[Any, ...], float]] = []
+    method = getattr(owner, name)
 
     def measured(*arguments: Any) -> Any:
         start = time.perf_counter()
-        drafts = propose(*arguments)
-        seconds.append(time.perf_counter() - start)
-        return drafts
+        found = method(*arguments)
+        calls.append((arguments, time.perf_counter() - start))
+        return found
 
-    drafter.propose_many = measured  # type: ignore[method-assign]
+    setattr(owner, name, measured)
     try:
-        yield seconds
+        yield calls
     finally:
-        drafter.propose_many = propose  # type: ignore[method-assign]
+        delattr(owner, name)
