@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core import ROOT, Context, Draft, Outcome
-from paceline.planning import planner as planner_module
+from paceline.planning.credit import Stake
 from paceline.planning.pass_time import PassTime
-from paceline.planning.planner import MARGIN, Planner, best_prefix
+from paceline.planning.planner import Planner
+from paceline.planning.prices import MARGIN, best_prefix
 from support.drafters import Adversary, KnownDrafter, Oracle, SyntheticAcceptance
 
 TABLE = {1: 5.0e-3, 2: 5.1e-3, 4: 5.5e-3, 8: 7.0e-3, 16: 13.0e-3}
@@ -58,7 +59,7 @@ def planner(table: dict[int, float], *drafters: KnownDrafter, cost: float = 0.0,
 
 def with_plenty_at_stake():
     """Plans as for a request that has won a lot already, so that only the price decides."""
-    return mock.patch.object(planner_module._Stake, "START", 1e9)
+    return mock.patch.object(Stake, "START", 1e9)
 
 
 def closed_sets(parents: list[int]) -> list[tuple[int, ...]]:

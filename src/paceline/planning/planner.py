@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 
 from paceline.core import (
@@ -30,135 +29,16 @@ from paceline.core import (
     Outcome,
     Prices,
 )
+from paceline.planning.credit import Account, Stake, Trust
 from paceline.planning.merge import allowed, merge, select
 from paceline.planning.pass_time import PassTime
+from paceline.planning.prices import RowPrices
 from paceline.planning.venture import Venture
 
 _NOTHING = Draft.empty()
 
 _PROBE = 16
 """If not even so many certain tokens would pay, no drafter is asked."""
-
-MARGIN = 1.005
-"""A draft must promise this much over plain decoding: what the estimates cannot tell apart is not bought."""
-
-
-def best_prefix(paths: Sequence[float], extra: Sequence[float], plain: float, tokens: float) -> int:
-    """How many of the nodes, likeliest first, to buy.
-
-    Args:
-        paths: [n] path chances, descending.
-        extra: [n + 1] seconds that 0, 1, ... nodes add to the pass.
-        plain: seconds of a pass without drafts.
-        tokens: that such a pass commits.
-    """
-    best, count = MARGIN * tokens / plain, 0
-    for n, path in enumerate(paths, 1):
-        tokens += path
-        rate = tokens / (plain + extra[n])
-        if rate > best:
-            best, count = rate, n
-    return count
-
-
-class _Account:
-    """Whether asking one drafter for one request has paid, in seconds.
-
-    Each step puts a small allowance in, each question takes its cost out, and what is bought pays in the
-    time it is expected to save. A drafter is asked while it can pay; one that stops being useful is soon
-    asked only as often as the allowance covers, which is how it gets another chance.
-    """
-
-    __slots__ = ("balance", "cost")
-
-    ALLOWANCE = 0.004
-    """Share of a plain token's time that unpaid questions may take in the long run."""
-
-    QUESTIONS = 12.0
-    """Credit at the start, and at most, in questions."""
-
-    def __init__(self) -> None:
-        self.cost = 0.0
-        self.balance = 0.0
-
-    def may_ask(self, token: float) -> bool:
-        self.balance += self.ALLOWANCE * token
-        return self.balance >= 0.0
-
-    def asked(self, seconds: float) -> None:
-        if self.cost == 0.0:
-            self.cost = seconds
-            self.balance += self.QUESTIONS * seconds
-        # The running minimum with a slow rise: a question interrupted by another process is no dearer.
-        self.cost = min(seconds, self.cost * 1.05)
-        self.balance -= self.cost
-
-    def earn(self, seconds: float) -> None:
-        self.balance = min(self.balance + seconds, self.QUESTIONS * self.cost)
-
-
-class _Trust:
-    """What a drafter's claims are worth: guesses that came true over guesses that should have.
-
-    The drafters calibrate themselves; this bounds the harm of one that does not. Never above one.
-    """
-
-    __slots__ = ("claimed", "factor", "true")
-
-    DOUBT = 4.0
-    FADE = 0.995
-
-    def __init__(self) -> None:
-        self.claimed = self.true = 0.0
-        self.factor = 1.0
-
-    def record(self, chance: float, hit: bool) -> None:
-        self.claimed = self.FADE * self.claimed + chance
-        self.true = self.FADE * self.true + hit
-        self.factor = min(1.0, (self.true + self.DOUBT) / (self.claimed + self.DOUBT))
-
-
-class _Stake:
-    """What one request has won by its drafts so far, in plain tokens; it may lose only so much.
-
-    Chances are averages over many texts; on the one at hand they may be wrong for as long as it lasts. So
-    a request starts with a small stake, adds a little each step, and risks no more than it has: the price
-    of a draft times the chance that it fails altogether. Drafts that risk next to nothing, in themselves or
-    beside what they promise, always pass.
-    """
-
-    __slots__ = ("balance", "paid")
-
-    START = 0.08
-    ALLOWANCE = 0.003
-    MOST = 4.0
-    TRIFLE = 0.02
-    BARGAIN = 0.05
-
-    def __init__(self) -> None:
-        self.balance = self.START
-        self.paid = 0.0
-
-    def afford(self, prices: Sequence[float], misses: Sequence[float], gains: Sequence[float]) -> int:
-        """How many nodes to take.
-
-        Args:
-            prices: [n] what the first 1, 2, ... of them cost together.
-            misses: [n] chance that all of these fail.
-            gains: [n] tokens expected of these.
-        """
-        least = max(self.balance, self.TRIFLE)
-        for n in range(len(prices), 0, -1):
-            price = prices[n - 1]
-            if price * misses[n - 1] <= max(least, self.BARGAIN * (gains[n - 1] - price)):
-                self.paid = price
-                return n
-        return 0
-
-    def settle(self, accepted: int) -> None:
-        """End a step that won `accepted` tokens for what was paid."""
-        self.balance = min(self.balance + self.ALLOWANCE + accepted - self.paid, self.MOST)
-        self.paid = 0.0
 
 
 def _serves(drafter: Drafter, context: Context) -> bool:
@@ -171,50 +51,12 @@ def _serves(drafter: Drafter, context: Context) -> bool:
 class _Record:
     """What the planner knows about one request."""
 
-    accounts: dict[str, _Account]
-    stake: _Stake = field(default_factory=_Stake)
+    accounts: dict[str, Account]
+    stake: Stake = field(default_factory=Stake)
     crowded: bool = False
     asked: int = 0
     offered: int = 0
     bought: int = 0
-
-
-class _Prices:
-    """What draft rows cost in the pass to come.
-
-    Attributes:
-        plain: seconds of a pass that only decodes, without drafts.
-        decoding: tokens it commits, one per request.
-        token: seconds that a token takes then.
-        extra: [n + 1] seconds that 0, 1, ... draft rows add.
-    """
-
-    def __init__(self, pass_time: PassTime, decoding: int, base_rows: int) -> None:
-        self.plain = pass_time.cost(decoding)
-        self.decoding = decoding
-        self.token = self.plain / decoding
-        self.extra = [0.0]
-        self._pass_time = pass_time
-        self._base_rows = base_rows
-        self._base = pass_time.cost(base_rows)
-
-    def reach(self, rows: int) -> None:
-        """Make `extra` cover so many draft rows."""
-        first = self._base_rows + len(self.extra)
-        self.extra += [cost - self._base for cost in self._pass_time.costs(first, self._base_rows + rows)]
-
-    def behind(self, rows: int) -> _Prices:
-        """What rows cost behind so many that others get."""
-        if not rows:
-            return self
-        later = copy(self)
-        later.extra = [cost - self.extra[rows] for cost in self.extra[rows:]]
-        return later
-
-    def buy(self, paths: Sequence[float]) -> int:
-        """How many of these nodes to take."""
-        self.reach(len(paths))
-        return best_prefix(paths, self.extra, self.plain, self.decoding)
 
 
 class Planner:
@@ -248,7 +90,7 @@ class Planner:
         self.layers = frozenset(layer for drafter in self._hearing for layer in drafter.layers)
         self._clock = clock
         self._records: dict[int, _Record] = {}
-        self._trust = {drafter.name: _Trust() for drafter in self.drafters}
+        self._trust = {drafter.name: Trust() for drafter in self.drafters}
         self._costly: dict[str, CostlyDrafter] = {
             drafter.name: drafter for drafter in self.drafters if isinstance(drafter, CostlyDrafter)
         }
@@ -276,7 +118,7 @@ class Planner:
         """
         if not self.drafters:
             return [_NOTHING] * len(contexts)
-        prices = _Prices(self.pass_time, decoding or len(contexts), base_rows or len(contexts))
+        prices = RowPrices(self.pass_time, decoding or len(contexts), base_rows or len(contexts))
         if self.draft_length is None and prices.decoding > 1 and not prices.buy([1.0] * _PROBE):
             for context in contexts:
                 self._record(context).crowded = True
@@ -355,7 +197,7 @@ class Planner:
         record = self._records.get(context.request)
         if record is None:
             cheap = [d for d in self.drafters if d.name not in self._costly and _serves(d, context)]
-            accounts = {drafter.name: _Account() for drafter in cheap}
+            accounts = {drafter.name: Account() for drafter in cheap}
             record = self._records[context.request] = _Record(accounts)
         return record
 
@@ -395,7 +237,7 @@ class Planner:
         contexts: Sequence[Context],
         rooms: Sequence[int],
         drafts: list[Draft],
-        prices: _Prices,
+        prices: RowPrices,
     ) -> list[Draft]:
         """Ask a drafter that costs passes of its own, for all requests that nothing better is known for."""
         venture = self._ventures[drafter.name]
@@ -435,7 +277,7 @@ class Planner:
         venture: Venture,
         open_: Sequence[int],
         contexts: Sequence[Context],
-        prices: _Prices,
+        prices: RowPrices,
     ) -> dict[int, Draft]:
         """Draft one token all the same, for the request that it is cheapest for, once enough is saved up."""
         if not venture.may_probe:
@@ -467,7 +309,7 @@ class Planner:
         draft: Draft,
         paths: Sequence[float],
         chosen: list[int],
-        prices: _Prices,
+        prices: RowPrices,
     ) -> Draft:
         """What one request gets of the nodes chosen for it, likeliest first, as far as its stake allows."""
         record = self._records[request]
@@ -505,7 +347,7 @@ class Planner:
 
 
 def _affordable(
-    stake: _Stake, draft: Draft, paths: Sequence[float], chosen: Sequence[int], prices: _Prices
+    stake: Stake, draft: Draft, paths: Sequence[float], chosen: Sequence[int], prices: RowPrices
 ) -> int:
     """How many of the chosen nodes a request's stake allows."""
     costs, misses, gains, miss, gain = [], [], [], 1.0, 0.0
