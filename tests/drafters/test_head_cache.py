@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -46,11 +48,11 @@ def test_rows_behind_one_gap_are_not_found_behind_another() -> None:
     assert same.done == same.waiting.first > 10
 
 
-@pytest.mark.parametrize("pieces", [1, 3, 256])
-def test_waiting_states_are_those_heard_and_not_dropped(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+@pytest.mark.parametrize("held", [0, 100, 4 << 20])
+def test_waiting_states_are_those_heard_and_not_dropped(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     """In any pieces, heard twice or not: state t of layer l is [t, l]."""
-    monkeypatch.setattr(head_cache, "PIECES", pieces)
-    rng = np.random.default_rng(pieces)
+    monkeypatch.setattr(head_cache, "MOST_HELD", held)
+    rng = np.random.default_rng(held)
     waiting, first, end = Waiting(), 0, 0
     for _ in range(300):
         start = int(rng.integers(max(0, end - 3), end + 1)) if end > first else end
@@ -67,3 +69,16 @@ def test_waiting_states_are_those_heard_and_not_dropped(monkeypatch: pytest.Monk
             assert waiting.all().tolist() == [[t, 7, t, 2] for t in range(first, end)]
     waiting.add(end + 5, [np.array([[9.0]], np.float32)])  # behind a gap
     assert (waiting.first, waiting.end, waiting.all().tolist()) == (end + 5, end + 6, [[9.0]])
+
+
+def test_waiting_states_keep_few_passes_alive() -> None:
+    """One row of each large pass is wanted; whatever else was computed there must not stay in memory."""
+    waiting = Waiting()
+    passes: list[weakref.ref[np.ndarray]] = []
+    for t in range(200):
+        whole = np.full((64, 256), t, np.float32)  # 64 KiB
+        passes.append(weakref.ref(whole))
+        waiting.add(t, [whole[:1, :128], whole[:1, 128:]])
+        del whole
+        assert sum(one() is not None for one in passes) * (64 << 10) <= head_cache.MOST_HELD
+    assert waiting.all()[:, 0].tolist() == list(range(200))

@@ -21,8 +21,9 @@ from paceline.models.kv import KVCache, KVSequence, Paged
 MOST_BYTES = 256 << 20
 """States kept for one request; beyond it the older half is forgotten."""
 
-PIECES = 256
-"""So many are heard before they are joined: each keeps all rows of its pass, those of rejected drafts too."""
+MOST_HELD = 4 << 20
+"""Bytes that states may keep alive before they are joined: all rows of their passes, those of rejected drafts
+and of other requests too."""
 
 
 class Waiting:
@@ -32,7 +33,7 @@ class Waiting:
         first: the token whose state comes first.
     """
 
-    __slots__ = ("_blocks", "_heard", "_row_bytes", "first", "length")
+    __slots__ = ("_blocks", "_heard", "_held", "_row_bytes", "first", "length")
 
     def __init__(self) -> None:
         self._begin(0)
@@ -43,6 +44,7 @@ class Waiting:
         self._row_bytes = 0
         self._blocks: list[Floats] = []
         self._heard: list[Sequence[Floats]] = []
+        self._held = 0
 
     @property
     def end(self) -> int:
@@ -63,10 +65,11 @@ class Waiting:
         if fresh <= 0:
             return
         self._heard.append([part[known:] for part in states] if known else states)
+        self._held += sum(part.nbytes if part.base is None else part.base.nbytes for part in states)
         self.length += fresh
         if self.length * self._row_bytes > MOST_BYTES:
             self.drop(self.length // 2)
-        elif len(self._heard) >= PIECES:
+        elif self._held > MOST_HELD:
             self._join()
 
     def drop(self, count: int) -> None:
@@ -88,7 +91,7 @@ class Waiting:
         if self._heard:
             layers = [np.concatenate(layer) for layer in zip(*self._heard, strict=True)]
             self._blocks.append(np.concatenate(layers, axis=1))
-            self._heard = []
+            self._heard, self._held = [], 0
 
 
 class Track:
