@@ -45,7 +45,7 @@ void bf16_tile(const uint8_t* w, int groups, const ActTile& a, float* out, bool 
   unrolled<R>([&](auto r) { even[r] = odd[r] = set1(0.0f); });
   const uint16_t* x = a.bf16;
   for (int g = 0; g < groups; ++g, w += 64 * kWords, x += kGroup * R) {
-    if constexpr (R > 3) prefetch_ahead<64 * kWords>(w + ahead);  // few rows read whole lines in order, faster unaided
+    prefetch_ahead<64 * kWords>(w + ahead);
     const PairGroup<R> group(x);
     unrolled<kWords / 2>([&](auto j) {
       VB w0 = load_bytes(w + 128 * j), w1 = load_bytes(w + 128 * j + 64);
